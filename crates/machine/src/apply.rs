@@ -1,0 +1,263 @@
+//! The machine itself: takes the next committed command and does it.
+//!
+//! Apply runs for every request on one thread, so each command costs about one walk down the key
+//! tree and no more allocations than what it leaves behind. It never panics, whatever the command:
+//! what services check before they propose is checked here again where it matters.
+
+use std::sync::Arc;
+
+use crate::change::Change;
+use crate::lock::entry_key;
+use crate::mvcc::shared;
+use crate::{
+    Alarm, AlarmChange, AlarmKind, Applied, Command, Delete, Envelope, KeyValue, Keys, LeaseChange, LeaseId, Leave,
+    Lock, LockEnd, LockReply, Refusal, Reply, View, limits,
+};
+
+pub struct Machine {
+    state: View,
+}
+
+impl Machine {
+    pub fn new() -> Machine {
+        Machine { state: View::new() }
+    }
+
+    pub fn apply(&mut self, index: u64, term: u64, envelope: &Envelope) -> Applied {
+        let state = &mut self.state;
+        state.applied_index = index;
+        state.applied_term = term;
+        let mut change = Change::new(state.store.revision + 1, envelope.wall_ms);
+        let is_new = envelope.origin.is_none_or(|origin| state.origins.admit(&origin));
+        let mut reply = if is_new { state.execute(&mut change, &envelope.command, term) } else { Ok(Reply::Duplicate) };
+        debug_assert!(reply.is_ok() || change.events.is_empty(), "a refused command wrote something");
+        let commit = state.finish(&mut change);
+        if let Ok(Reply::Lock(reply)) = &mut reply {
+            state.fill_lock_reply(reply);
+        }
+        state.store.trim(limits::TRIM_EVENTS);
+        Applied {
+            revision: state.store.revision,
+            reply,
+            commit,
+            lock_changes: change.lock_changes,
+            lease_changes: change.lease_changes,
+        }
+    }
+
+    /// Takes note of an applied log entry that carries no command (a new leader's empty one, a configuration change).
+    pub fn skip(&mut self, index: u64, term: u64) {
+        self.state.applied_index = index;
+        self.state.applied_term = term;
+    }
+
+    /// O(1).
+    pub fn view(&self) -> View {
+        self.state.clone()
+    }
+
+    /// The current state, to read on the machine's own thread without cloning.
+    pub fn state(&self) -> &View {
+        &self.state
+    }
+
+    pub fn applied_index(&self) -> u64 {
+        self.state.applied_index
+    }
+
+    pub fn applied_term(&self) -> u64 {
+        self.state.applied_term
+    }
+
+    /// Frees some more of what compaction made unreachable, for times when no commands come.
+    /// Changes nothing that can be observed. True if more is left.
+    pub fn trim(&mut self, events: usize) -> bool {
+        self.state.store.trim(events)
+    }
+
+    pub(crate) fn restored(state: View) -> Machine {
+        Machine { state }
+    }
+}
+
+impl Default for Machine {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl View {
+    fn execute(&mut self, change: &mut Change, command: &Command, term: u64) -> Result<Reply, Refusal> {
+        match command {
+            Command::Put(put) => {
+                self.check_put(put)?;
+                change.events.reserve_exact(1);
+                let prev = self.put(change, put);
+                Ok(Reply::Put { prev: prev.filter(|_| put.prev_kv) })
+            }
+            Command::Delete(delete) => {
+                self.check_sound()?;
+                let (deleted, prev) = self.delete_all(change, delete, LockEnd::Released);
+                Ok(Reply::Delete { deleted, prev })
+            }
+            Command::Txn(txn) => self.txn(change, txn).map(Reply::Txn),
+            Command::Compact { revision } => {
+                self.check_sound()?;
+                self.store.compact(*revision)?;
+                Ok(Reply::Compacted)
+            }
+            Command::LeaseGrant(grant) => {
+                self.check_growth()?;
+                self.leases.grant(grant, change.wall_ms)?;
+                change.lease_changes.push(LeaseChange::Granted { lease: grant.lease, ttl_ms: grant.ttl_ms });
+                Ok(Reply::LeaseGranted { lease: grant.lease, ttl_ms: grant.ttl_ms })
+            }
+            Command::LeaseRevoke { lease } => {
+                self.check_sound()?;
+                if !self.leases.contains(*lease) {
+                    return Err(Refusal::LeaseNotFound);
+                }
+                self.end_leases(change, std::slice::from_ref(lease), LockEnd::LeaseRevoked);
+                Ok(Reply::LeaseRevoked)
+            }
+            // A deposed leader's deadlines are not the ones that count.
+            Command::LeaseExpire { term: proposed, .. } if *proposed != term => Ok(Reply::LeasesExpired { expired: 0 }),
+            Command::LeaseExpire { leases, .. } => {
+                self.check_sound()?;
+                Ok(Reply::LeasesExpired { expired: self.end_leases(change, leases, LockEnd::LeaseExpired) })
+            }
+            Command::Lock(lock) => self.lock(change, lock).map(Reply::Lock),
+            Command::Leave(leave) => self.leave(change, leave),
+            Command::Alarm(alarm) => Ok(Reply::Alarms(self.change_alarm(*alarm))),
+            Command::Publish(member) => {
+                self.members.insert(member.id, Arc::new(member.clone()));
+                Ok(Reply::Published)
+            }
+        }
+    }
+
+    /// Refuses what writes while members disagree about the state: it would only carry the damage on.
+    pub(crate) fn check_sound(&self) -> Result<(), Refusal> {
+        if self.has_alarm(AlarmKind::Corrupt) { Err(Refusal::Corrupt) } else { Ok(()) }
+    }
+
+    /// Refuses what makes the store larger while it is full. What makes it smaller always passes.
+    pub(crate) fn check_growth(&self) -> Result<(), Refusal> {
+        self.check_sound()?;
+        if self.has_alarm(AlarmKind::NoSpace) { Err(Refusal::NoSpace) } else { Ok(()) }
+    }
+
+    fn has_alarm(&self, kind: AlarmKind) -> bool {
+        self.alarms.iter().any(|alarm| alarm.kind == kind)
+    }
+
+    pub(crate) fn delete_all(
+        &mut self,
+        change: &mut Change,
+        delete: &Delete,
+        cause: LockEnd,
+    ) -> (i64, Vec<Arc<KeyValue>>) {
+        if let Keys::One(key) = &delete.keys {
+            change.events.reserve_exact(1);
+            let prev = self.delete(change, key, cause);
+            let deleted = i64::from(prev.is_some());
+            return (deleted, prev.filter(|_| delete.prev_kv).into_iter().collect());
+        }
+        let doomed: Vec<_> = self.store.live_in(&delete.keys).cloned().collect();
+        for kv in &doomed {
+            self.delete(change, &kv.key, cause);
+        }
+        (doomed.len() as i64, if delete.prev_kv { doomed } else { Vec::new() })
+    }
+
+    /// Ends leases and deletes all of their keys, in key order, at one revision. Unknown ones are passed over.
+    fn end_leases(&mut self, change: &mut Change, leases: &[LeaseId], cause: LockEnd) -> usize {
+        let mut doomed = Vec::new();
+        let mut ended = 0;
+        for &lease in leases {
+            let Some(mut keys) = self.leases.end(lease) else { continue };
+            doomed.append(&mut keys);
+            change.lease_changes.push(LeaseChange::Ended { lease });
+            ended += 1;
+        }
+        doomed.sort_unstable();
+        for key in &doomed {
+            self.delete(change, key, cause);
+        }
+        ended
+    }
+
+    fn lock(&mut self, change: &mut Change, lock: &Lock) -> Result<LockReply, Refusal> {
+        self.check_sound()?;
+        if lock.name.len() > limits::LOCK_NAME_BYTES {
+            return Err(Refusal::NameTooLong);
+        }
+        if lock.lease <= 0 || !self.leases.contains(lock.lease) {
+            return Err(Refusal::LeaseNotFound);
+        }
+        let key = entry_key(&lock.name, lock.lease);
+        if let Some(kv) = self.store.live(&key).cloned() {
+            return self.rejoin(change, lock, &kv);
+        }
+        self.check_growth()?;
+        self.locks.check_room(&lock.name)?;
+        change.events.reserve_exact(1);
+        self.write(change, &key, Some(lock), |_| (shared(&lock.value), lock.lease));
+        // Token, grant and place are filled in when the queue is settled.
+        let key = change.events.last().map_or_else(|| shared(&key), |event| event.kv.key.clone());
+        Ok(LockReply { key, token: change.revision, granted: false, renewed: false, ahead: 0 })
+    }
+
+    /// The same lease asks again: same key, same place, same token.
+    fn rejoin(&mut self, change: &mut Change, lock: &Lock, kv: &KeyValue) -> Result<LockReply, Refusal> {
+        let (_, _, entry) = self.locks.entry(&kv.key, kv.create_revision).ok_or(Refusal::NotAnEntry)?;
+        let token = entry.token;
+        if entry.last_joiner != Some(lock.call) {
+            self.locks.rejoin(&lock.name, token, lock.call);
+        }
+        let replaces_value = lock.overwrite && kv.value[..] != lock.value[..];
+        // Somebody's put may have taken the lease from the key: without it the entry would outlive its owner.
+        if replaces_value || kv.lease != lock.lease {
+            let value = if replaces_value { shared(&lock.value) } else { kv.value.clone() };
+            self.write(change, &kv.key, None, |_| (value, lock.lease));
+        }
+        Ok(LockReply { key: kv.key.clone(), token, granted: false, renewed: true, ahead: 0 })
+    }
+
+    fn fill_lock_reply(&self, reply: &mut LockReply) {
+        if let Some((_, queue, entry)) = self.locks.entry(&reply.key, reply.token) {
+            reply.granted = entry.granted_wall_ms.is_some();
+            reply.ahead = queue.ahead(entry.token);
+        }
+    }
+
+    fn leave(&mut self, change: &mut Change, leave: &Leave) -> Result<Reply, Refusal> {
+        self.check_sound()?;
+        let is_last_joiner = self.store.live(&leave.key).is_some_and(|kv| {
+            let entry = self.locks.entry(&kv.key, kv.create_revision);
+            entry.is_some_and(|(_, _, entry)| entry.last_joiner == Some(leave.call))
+        });
+        let left = is_last_joiner && self.delete(change, &leave.key, LockEnd::Left).is_some();
+        Ok(Reply::Left { left })
+    }
+
+    /// Gives the alarms that the change was about: the raised one, or those that were cleared.
+    fn change_alarm(&mut self, change: AlarmChange) -> Vec<Alarm> {
+        match change {
+            AlarmChange::Raise(alarm) => {
+                self.alarms.insert(alarm);
+                vec![alarm]
+            }
+            AlarmChange::Clear(pattern) => {
+                let matches = |alarm: &Alarm| {
+                    alarm.kind == pattern.kind && (pattern.member == 0 || alarm.member == pattern.member)
+                };
+                let cleared: Vec<Alarm> = self.alarms.iter().copied().filter(matches).collect();
+                for alarm in &cleared {
+                    self.alarms.remove(alarm);
+                }
+                cleared
+            }
+        }
+    }
+}

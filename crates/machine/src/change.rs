@@ -1,0 +1,164 @@
+//! One command's writes while they are made.
+//!
+//! A command validates first and writes then, so that a refused one leaves no trace. Its writes go
+//! straight into the state, all at the revision after the current one; what they mean for leases
+//! and queues follows each write at once. Two things wait for the end: the revision itself, which
+//! is raised only if anything was written, and the grants, which are settled when all is done.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::lock::{self, LockEntry};
+use crate::mvcc::{Written, shared};
+use crate::{
+    Commit, Event, EventKind, KeyValue, LeaseChange, LeaseId, Lock, LockChange, LockEnd, Mode, Put, Revision,
+    SharedBytes, View,
+};
+
+pub(crate) struct Change {
+    /// The revision of all that is written.
+    pub revision: Revision,
+    pub wall_ms: u64,
+    pub events: Vec<Event>,
+    pub lock_changes: Vec<LockChange>,
+    pub lease_changes: Vec<LeaseChange>,
+    /// Queues that an entry joined or left.
+    touched: Vec<Bytes>,
+    /// Queues that an entry of this revision joined.
+    joined: Vec<Bytes>,
+}
+
+impl Change {
+    pub fn new(revision: Revision, wall_ms: u64) -> Change {
+        Change {
+            revision,
+            wall_ms,
+            events: Vec::new(),
+            lock_changes: Vec::new(),
+            lease_changes: Vec::new(),
+            touched: Vec::new(),
+            joined: Vec::new(),
+        }
+    }
+
+    /// What a read in the middle of the command takes for the current revision.
+    pub fn current(&self) -> Revision {
+        if self.events.is_empty() { self.revision - 1 } else { self.revision }
+    }
+
+    fn event(&mut self, kind: EventKind, written: &Written) {
+        let event = written.event(kind, &self.events);
+        self.events.push(event);
+    }
+}
+
+impl View {
+    /// Does a put that was validated. Gives the live version that it replaced.
+    pub(crate) fn put(&mut self, change: &mut Change, put: &Put) -> Option<Arc<KeyValue>> {
+        self.write(change, &put.key, None, |prev| {
+            // An unchecked transaction may have deleted the key after its put was validated: then there is
+            // nothing to keep.
+            let value = if put.ignore_value {
+                prev.map_or_else(SharedBytes::default, |prev| prev.value.clone())
+            } else {
+                shared(&put.value)
+            };
+            let lease = if put.ignore_lease { prev.map_or(0, |prev| prev.lease) } else { put.lease };
+            (value, lease)
+        })
+    }
+
+    /// Writes a version. `lock` are the facts of the entry that this write makes, if not a plain put's.
+    pub(crate) fn write(
+        &mut self,
+        change: &mut Change,
+        key: &[u8],
+        lock: Option<&Lock>,
+        content: impl FnOnce(Option<&KeyValue>) -> (SharedBytes, LeaseId),
+    ) -> Option<Arc<KeyValue>> {
+        let written = self.store.put(change.revision, key, content);
+        let old_lease = written.prev.as_ref().map_or(0, |prev| prev.lease);
+        let kv = &written.kv;
+        if kv.lease != old_lease {
+            if old_lease != 0 {
+                self.leases.detach(old_lease, &kv.key);
+            }
+            if kv.lease != 0 {
+                self.leases.attach(kv.lease, &kv.key);
+            }
+        }
+        if kv.version == 1 && kv.lease != 0 {
+            self.join(change, kv, lock);
+        }
+        change.event(EventKind::Put, &written);
+        written.prev
+    }
+
+    /// Deletes a key if it is live, and with it the place in a queue that it may be.
+    pub(crate) fn delete(&mut self, change: &mut Change, key: &[u8], cause: LockEnd) -> Option<Arc<KeyValue>> {
+        let written = self.store.delete(change.revision, key)?;
+        if let Some(prev) = &written.prev {
+            if prev.lease != 0 {
+                self.leases.detach(prev.lease, &prev.key);
+            }
+            if let Some(ended) = self.locks.end(key, prev.create_revision, cause, change.wall_ms) {
+                if let LockChange::Ended { name, .. } = &ended {
+                    change.touched.push(name.clone());
+                }
+                change.lock_changes.push(ended);
+            }
+        }
+        change.event(EventKind::Delete, &written);
+        written.prev
+    }
+
+    /// Makes an entry of a key that was just created, if it is one.
+    fn join(&mut self, change: &mut Change, kv: &KeyValue, lock: Option<&Lock>) {
+        let Some((name, lease)) = lock::split_key(&kv.key) else { return };
+        if lease != kv.lease || change.joined.iter().any(|joined| joined == name) {
+            return;
+        }
+        let entry = LockEntry {
+            key: kv.key.clone(),
+            token: kv.create_revision,
+            lease,
+            mode: lock.map_or(Mode::Exclusive, |lock| sane_mode(lock.mode)),
+            last_joiner: lock.map(|lock| lock.call),
+            owner: lock.map_or_else(SharedBytes::default, |lock| shared(&lock.owner)),
+            holder: lock.map_or_else(SharedBytes::default, |lock| shared(&lock.holder)),
+            metadata: lock.map_or_else(SharedBytes::default, |lock| shared(&lock.metadata)),
+            joined_wall_ms: change.wall_ms,
+            granted_wall_ms: None,
+        };
+        if let Some(name) = self.locks.join(name, entry) {
+            change.joined.push(name.clone());
+            change.touched.push(name);
+        }
+    }
+
+    /// Raises the revision if anything was written, and grants what can be granted now.
+    pub(crate) fn finish(&mut self, change: &mut Change) -> Option<Arc<Commit>> {
+        if change.events.is_empty() {
+            return None;
+        }
+        let mut events = std::mem::take(&mut change.events);
+        // History keeps it: what a growing list took in advance would stay taken.
+        events.shrink_to_fit();
+        let commit = self.store.commit(events);
+        change.touched.sort_unstable();
+        change.touched.dedup();
+        for name in &change.touched {
+            self.locks.settle(name, change.wall_ms, &mut change.lock_changes);
+        }
+        Some(commit)
+    }
+}
+
+/// A semaphore without slots would block its queue for ever.
+fn sane_mode(mode: Mode) -> Mode {
+    match mode {
+        Mode::Slots(slots) => Mode::Slots(slots.max(1)),
+        mode => mode,
+    }
+}

@@ -1,0 +1,280 @@
+//! What can be asked of the machine. A command is data: it is encoded into the log, and decoded
+//! and applied by every member, so nothing in it depends on where it is applied.
+
+use bytes::Bytes;
+
+use crate::{LeaseId, MemberId, Revision};
+
+/// A command with what the leader stamped on it when it was proposed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Envelope {
+    /// The leader's wall clock, for people to read (since when a lock is held). Never decides anything.
+    pub wall_ms: u64,
+    /// Set on commands that were forwarded between members; such a command applies at most once.
+    pub origin: Option<Origin>,
+    pub command: Command,
+}
+
+/// Names one forwarded command, so that forwarding it twice applies it once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Origin {
+    pub member: MemberId,
+    /// Drawn anew each time the member starts.
+    pub boot: u64,
+    pub sequence: u64,
+    /// Every sequence below this one is settled at its origin and will not be sent again.
+    pub settled_below: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Command {
+    Put(Put),
+    Delete(Delete),
+    Txn(Txn),
+    /// Forget history before `revision`; what is live at it stays readable.
+    Compact {
+        revision: Revision,
+    },
+    LeaseGrant(LeaseGrant),
+    LeaseRevoke {
+        lease: LeaseId,
+    },
+    /// Proposed by the leader of `term` for leases past their deadline; a no-op in any other term.
+    LeaseExpire {
+        term: u64,
+        leases: Vec<LeaseId>,
+    },
+    /// Take a place in the queue of a lock (or an election).
+    Lock(Lock),
+    /// Give up a place taken by a Lock call that ended before it was answered.
+    Leave(Leave),
+    Alarm(AlarmChange),
+    /// A member's name and addresses, as it publishes them when it starts.
+    Publish(Member),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Put {
+    pub key: Bytes,
+    pub value: Bytes,
+    /// 0 = no lease.
+    pub lease: LeaseId,
+    pub prev_kv: bool,
+    /// Keep the current value; the key must exist.
+    pub ignore_value: bool,
+    /// Keep the current lease; the key must exist.
+    pub ignore_lease: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Delete {
+    pub keys: Keys,
+    pub prev_kv: bool,
+}
+
+/// One key, or every key from `from` up to, not including, `to`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Keys {
+    One(Bytes),
+    /// `to: None` = no upper bound. `to <= from` is an empty span, which matches nothing.
+    Span {
+        from: Bytes,
+        to: Option<Bytes>,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RangeQuery {
+    pub keys: Keys,
+    /// 0 or less = the current revision.
+    pub revision: Revision,
+    /// 0 or less = no limit.
+    pub limit: i64,
+    pub sort_order: SortOrder,
+    pub sort_target: SortTarget,
+    /// Presentation: the reply carries it on, values are left out when it is encoded for the wire.
+    pub keys_only: bool,
+    pub count_only: bool,
+    /// 0 = no bound, for each of the four.
+    pub min_mod_revision: Revision,
+    pub max_mod_revision: Revision,
+    pub min_create_revision: Revision,
+    pub max_create_revision: Revision,
+}
+
+impl Keys {
+    /// Every key there is.
+    pub fn all() -> Keys {
+        Keys::Span { from: Bytes::from_static(b"\0"), to: None }
+    }
+
+    /// Every key that begins with `prefix`.
+    pub fn prefix(prefix: Bytes) -> Keys {
+        let kept = prefix.iter().rposition(|byte| *byte != 0xff).map_or(0, |last| last + 1);
+        let to = (kept > 0).then(|| {
+            let mut to = prefix[..kept].to_vec();
+            to[kept - 1] += 1;
+            Bytes::from(to)
+        });
+        Keys::Span { from: prefix, to }
+    }
+
+    pub fn contains(&self, key: &[u8]) -> bool {
+        match self {
+            Keys::One(one) => one == key,
+            Keys::Span { from, to } => key >= &from[..] && to.as_ref().is_none_or(|to| key < &to[..]),
+        }
+    }
+}
+
+impl RangeQuery {
+    /// All of `keys` as they are now, in key order.
+    pub fn new(keys: Keys) -> RangeQuery {
+        RangeQuery {
+            keys,
+            revision: 0,
+            limit: 0,
+            sort_order: SortOrder::None,
+            sort_target: SortTarget::Key,
+            keys_only: false,
+            count_only: false,
+            min_mod_revision: 0,
+            max_mod_revision: 0,
+            min_create_revision: 0,
+            max_create_revision: 0,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SortOrder {
+    #[default]
+    None,
+    Ascend,
+    Descend,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SortTarget {
+    #[default]
+    Key,
+    Version,
+    CreateRevision,
+    ModRevision,
+    Value,
+}
+
+/// If every compare holds, `success` runs, else `failure`; all of it at one revision.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Txn {
+    pub compare: Vec<Compare>,
+    pub success: Vec<Op>,
+    pub failure: Vec<Op>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Compare {
+    pub keys: Keys,
+    pub result: CompareResult,
+    pub target: CompareTarget,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CompareResult {
+    Equal,
+    Greater,
+    Less,
+    NotEqual,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CompareTarget {
+    Version(i64),
+    CreateRevision(Revision),
+    ModRevision(Revision),
+    Value(Bytes),
+    Lease(LeaseId),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Op {
+    Range(RangeQuery),
+    Put(Put),
+    Delete(Delete),
+    Txn(Txn),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeaseGrant {
+    /// Chosen before it is proposed, positive.
+    pub lease: LeaseId,
+    pub ttl_ms: u64,
+    /// Who asked for it, for people to read; may be empty.
+    pub client: Bytes,
+}
+
+/// How entries of one queue share it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    #[default]
+    Exclusive,
+    Shared,
+    /// At most this many holders at once.
+    Slots(u32),
+}
+
+/// Takes a place in the queue `name`: creates the entry key `<name>/<lease in hex>` unless it is there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lock {
+    pub name: Bytes,
+    pub lease: LeaseId,
+    /// Names this call; kept on the entry as its last joiner, see [`Leave`].
+    pub call: u128,
+    pub mode: Mode,
+    /// The value of the entry key (an election's proclaimed value; empty for locks).
+    pub value: Bytes,
+    /// On an entry that exists already: overwrite its value if it differs (an election's campaign does).
+    pub overwrite: bool,
+    /// One sequential flow of work, for deadlock detection; may be empty.
+    pub owner: Bytes,
+    /// Shown to people; may be empty.
+    pub holder: Bytes,
+    pub metadata: Bytes,
+}
+
+/// Ends the entry `key` if `call` is still its last joiner: a late clean-up must not free what a retry holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Leave {
+    pub key: Bytes,
+    pub call: u128,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum AlarmKind {
+    /// The store is over its quota: what grows it is refused.
+    NoSpace,
+    /// Members disagree about the state.
+    Corrupt,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Alarm {
+    pub member: MemberId,
+    pub kind: AlarmKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AlarmChange {
+    Raise(Alarm),
+    /// `member: 0` = at every member.
+    Clear(Alarm),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    pub id: MemberId,
+    pub name: String,
+    pub peer_urls: Vec<String>,
+    pub client_urls: Vec<String>,
+    pub learner: bool,
+}

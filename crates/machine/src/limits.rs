@@ -1,0 +1,33 @@
+//! Every limit of the replicated state, in one place.
+//!
+//! Those that apply checks itself are part of what the machine *is*: members that disagreed about
+//! them would drift apart, so they are constants and no setting. The others bound what one apply
+//! may cost.
+
+/// Operations in each of a transaction's three lists; nested transactions share what is left.
+pub const TXN_OPERATIONS: usize = 128;
+/// Transactions within transactions, the outermost counted.
+pub const TXN_NESTING: usize = 8;
+/// Entries that one lock's queue may hold.
+pub const LOCK_ENTRIES: usize = 100_000;
+pub const LOCK_NAME_BYTES: usize = 1024;
+/// What a caller may say about itself on an entry. Checked by services, before a command is proposed.
+pub const LOCK_METADATA_BYTES: usize = 4096;
+/// How many ended holders are remembered, over all locks.
+pub const RECENT_HOLDERS: usize = 1000;
+/// etcd's bound of 9,000,000,000 seconds.
+pub const LEASE_TTL_MS: u64 = 9_000_000_000_000;
+/// Replaced starts of a member that are remembered, so that what they sent late is refused.
+pub const RETIRED_BOOTS: usize = 16;
+/// History events freed with each applied command after a compaction.
+pub const TRIM_EVENTS: usize = 16;
+
+/// How deep the decoder follows nested transactions: beyond what apply accepts, so that it is apply
+/// that refuses, with a reply, and not the decoder, which would stop the member.
+pub(crate) const DECODE_NESTING: usize = 64;
+
+const _: () = assert!(TXN_NESTING < DECODE_NESTING);
+const _: () = assert!(TXN_NESTING <= TXN_OPERATIONS);
+// A write adds one event at least: trimming must outrun writing or memory would never come down.
+const _: () = assert!(TRIM_EVENTS >= 4);
+const _: () = assert!(LOCK_METADATA_BYTES >= LOCK_NAME_BYTES);

@@ -1,0 +1,405 @@
+//! Locks and elections: queues of the keys beneath a name.
+//!
+//! An entry is a key `<name>/<lease in hex>` that was *created* with that very lease attached, be it
+//! by [`crate::Command::Lock`], by a plain put or within a transaction: etcd's lock and election
+//! recipes make such keys, so they stand in one queue with native clients. Entries are ordered by
+//! create revision, which is also the fencing token. An entry ends when its key is deleted, by
+//! whatever means.
+//!
+//! What is recorded of an entry (mode, owner, holder, metadata) is fixed when it is created and
+//! never parsed out of the key's value, which anybody may overwrite. Overwriting an entry's key,
+//! even with another lease or with none, therefore changes nothing in the queue: the entry stays
+//! until its key is deleted. An etcd client that counts keys sees the same queue. A key that lost
+//! its lease so does not end with it; a Lock call for the entry attaches it again.
+//!
+//! An entry is granted if and only if all earlier ones are granted and compatible: same mode, and
+//! for slots the same number with fewer than that before it. So the granted ones are always a
+//! prefix of the queue, and it is enough to remember where the prefix ends. Grants are settled once,
+//! when all writes of a command are done: a waiter that ends in the same command as the holder
+//! before it was never granted.
+//!
+//! Limits: a name longer than [`limits::LOCK_NAME_BYTES`] makes no queue (the key is an ordinary
+//! one), an entry beyond [`limits::LOCK_ENTRIES`] is refused. Two entries of one queue never share
+//! a revision: the second of a transaction is an ordinary key.
+
+use std::ops::Bound;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use imbl::{OrdMap, Vector};
+
+use crate::{LeaseId, LockChange, LockEnd, Mode, Refusal, Revision, SharedBytes, limits};
+
+/// A place in a queue, with all that is recorded of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LockEntry {
+    pub key: SharedBytes,
+    /// The key's create revision: the place in the queue, and the fencing token.
+    pub token: Revision,
+    /// The lease it was created with.
+    pub lease: LeaseId,
+    pub mode: Mode,
+    /// The Lock call that joined last; none for an entry made by a plain put.
+    pub last_joiner: Option<u128>,
+    pub owner: SharedBytes,
+    pub holder: SharedBytes,
+    pub metadata: SharedBytes,
+    pub joined_wall_ms: u64,
+    /// Set when it was granted.
+    pub granted_wall_ms: Option<u64>,
+}
+
+/// Somebody who held a lock and does no more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecentHolder {
+    pub name: Bytes,
+    pub token: Revision,
+    pub lease: LeaseId,
+    pub mode: Mode,
+    pub owner: SharedBytes,
+    pub holder: SharedBytes,
+    pub metadata: SharedBytes,
+    pub joined_wall_ms: u64,
+    pub granted_wall_ms: u64,
+    pub ended_wall_ms: u64,
+    pub cause: LockEnd,
+}
+
+#[derive(Clone, Default)]
+pub(crate) struct Locks {
+    /// A queue is there as long as it has entries.
+    pub(crate) queues: OrdMap<Bytes, Queue>,
+    /// Oldest first.
+    pub(crate) recent: Vector<Arc<RecentHolder>>,
+    entries: u64,
+}
+
+#[derive(Clone)]
+pub(crate) struct Queue {
+    entries: Entries,
+    /// The token of the last entry that is granted; 0 if none is.
+    last_granted: Revision,
+    granted: usize,
+}
+
+/// By token. Most locks have a holder and nobody waiting, and a tree for one entry would take half a kilobyte.
+#[derive(Clone)]
+enum Entries {
+    One(Arc<LockEntry>),
+    Many(OrdMap<Revision, Arc<LockEntry>>),
+}
+
+impl Locks {
+    pub fn queue(&self, name: &[u8]) -> Option<&Queue> {
+        self.queues.get(name)
+    }
+
+    pub fn entries(&self) -> u64 {
+        self.entries
+    }
+
+    /// The entry that lives in `key`, created at `create_revision`, and its queue.
+    pub fn entry(&self, key: &[u8], create_revision: Revision) -> Option<(&Bytes, &Queue, &Arc<LockEntry>)> {
+        let (name, _) = split_key(key)?;
+        let (name, queue) = self.queues.get_key_value(name)?;
+        let entry = queue.entries.get(create_revision).filter(|entry| *entry.key == *key)?;
+        Some((name, queue, entry))
+    }
+
+    /// Whether one more entry fits.
+    pub fn check_room(&self, name: &[u8]) -> Result<(), Refusal> {
+        match self.queue(name) {
+            Some(queue) if queue.len() >= limits::LOCK_ENTRIES => Err(Refusal::TooManyWaiters),
+            _ => Ok(()),
+        }
+    }
+
+    /// Adds an entry at the end of its queue; it is granted when the command is settled. Gives the
+    /// queue's name, or None if an entry of the same revision is there already (or a later one).
+    pub fn join(&mut self, name: &[u8], entry: LockEntry) -> Option<Bytes> {
+        let entry = Arc::new(entry);
+        if let Some((name, queue)) = self.queues.get_key_value_mut(name) {
+            if queue.entries.last_token() >= entry.token {
+                return None;
+            }
+            let name = name.clone();
+            queue.entries.insert(entry);
+            self.entries += 1;
+            return Some(name);
+        }
+        let name = Bytes::copy_from_slice(name);
+        self.queues.insert(name.clone(), Queue { entries: Entries::One(entry), last_granted: 0, granted: 0 });
+        self.entries += 1;
+        Some(name)
+    }
+
+    /// Removes the entry that lived in a deleted key, if it was one.
+    pub fn end(&mut self, key: &[u8], create_revision: Revision, cause: LockEnd, wall_ms: u64) -> Option<LockChange> {
+        let (name, _, entry) = self.entry(key, create_revision)?;
+        let (name, entry) = (name.clone(), entry.clone());
+        let queue = self.queues.get_mut(&name)?;
+        let is_empty = queue.remove(&entry);
+        if is_empty {
+            self.queues.remove(&name);
+        }
+        self.entries -= 1;
+        if let Some(granted_wall_ms) = entry.granted_wall_ms {
+            self.remember(RecentHolder {
+                name: name.clone(),
+                token: entry.token,
+                lease: entry.lease,
+                mode: entry.mode,
+                owner: entry.owner.clone(),
+                holder: entry.holder.clone(),
+                metadata: entry.metadata.clone(),
+                joined_wall_ms: entry.joined_wall_ms,
+                granted_wall_ms,
+                ended_wall_ms: wall_ms,
+                cause,
+            });
+        }
+        let held = entry.granted_wall_ms.is_some();
+        let LockEntry { token, lease, .. } = *entry;
+        Some(LockChange::Ended { name, key: entry.key.clone(), token, lease, held, cause })
+    }
+
+    /// Grants all that can be granted in the queue `name` now.
+    pub fn settle(&mut self, name: &Bytes, wall_ms: u64, changes: &mut Vec<LockChange>) {
+        // The holder is there and blocks in most cases: seen without copying nodes that a view shares.
+        if self.queues.get(name).is_none_or(|queue| queue.next_grant().is_none()) {
+            return;
+        }
+        let Some(queue) = self.queues.get_mut(name) else { return };
+        while let Some(entry) = queue.grant_next(wall_ms) {
+            let LockEntry { token, lease, .. } = *entry;
+            changes.push(LockChange::Granted { name: name.clone(), key: entry.key.clone(), token, lease });
+        }
+    }
+
+    /// Records who asked for the entry last.
+    pub fn rejoin(&mut self, name: &[u8], token: Revision, call: u128) {
+        let Some(queue) = self.queues.get_mut(name) else { return };
+        if let Some(entry) = queue.entries.get_mut(token) {
+            Arc::make_mut(entry).last_joiner = Some(call);
+        }
+    }
+
+    pub fn remember(&mut self, holder: RecentHolder) {
+        self.recent.push_back(Arc::new(holder));
+        if self.recent.len() > limits::RECENT_HOLDERS {
+            self.recent.pop_front();
+        }
+    }
+
+    /// Takes an entry from a snapshot, in the order of names and tokens; an error if it cannot be.
+    pub fn restore(&mut self, entry: LockEntry) -> Result<(), &'static str> {
+        let key = entry.key.clone();
+        let (name, lease) = split_key(&key).ok_or("not the key of a lock entry")?;
+        if lease != entry.lease {
+            return Err("a lock entry of another lease");
+        }
+        let (token, is_granted) = (entry.token, entry.granted_wall_ms.is_some());
+        let name = self.join(name, entry).ok_or("lock entries out of order")?;
+        let queue = self.queues.get_mut(&name).ok_or("lock entries out of order")?;
+        let may_be_granted = queue.next_grant().is_some_and(|next| next.token == token);
+        if is_granted != may_be_granted {
+            return Err("a lock granted out of turn");
+        }
+        if is_granted {
+            queue.last_granted = token;
+            queue.granted += 1;
+        }
+        Ok(())
+    }
+}
+
+impl Queue {
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub fn granted(&self) -> usize {
+        self.granted
+    }
+
+    /// All entries in order: the granted ones first.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<LockEntry>> + '_ {
+        self.entries.after(0)
+    }
+
+    /// The entries behind the one with this token.
+    pub fn after(&self, token: Revision) -> impl Iterator<Item = &Arc<LockEntry>> + '_ {
+        self.entries.after(token)
+    }
+
+    /// How many stand before the entry with this token. A new entry is last, so that costs nothing;
+    /// otherwise it walks.
+    pub fn ahead(&self, token: Revision) -> usize {
+        if token >= self.entries.last_token() {
+            return self.len() - 1;
+        }
+        self.iter().take_while(|entry| entry.token < token).count()
+    }
+
+    /// The first waiting entry, if its turn has come.
+    fn next_grant(&self) -> Option<&Arc<LockEntry>> {
+        let next = self.entries.after(self.last_granted).next()?;
+        let Some(last) = self.entries.get(self.last_granted) else { return Some(next) };
+        let fits = match (last.mode, next.mode) {
+            (Mode::Shared, Mode::Shared) => true,
+            (Mode::Slots(slots), Mode::Slots(wanted)) => slots == wanted && self.granted < slots as usize,
+            _ => false,
+        };
+        fits.then_some(next)
+    }
+
+    fn grant_next(&mut self, wall_ms: u64) -> Option<Arc<LockEntry>> {
+        let token = self.next_grant()?.token;
+        let entry = self.entries.get_mut(token)?;
+        Arc::make_mut(entry).granted_wall_ms = Some(wall_ms);
+        let entry = entry.clone();
+        self.last_granted = token;
+        self.granted += 1;
+        Some(entry)
+    }
+
+    /// True if the queue is empty now.
+    fn remove(&mut self, entry: &LockEntry) -> bool {
+        let is_empty = self.entries.remove(entry.token);
+        if entry.granted_wall_ms.is_some() {
+            self.granted -= 1;
+            if entry.token == self.last_granted {
+                self.last_granted = self.entries.before(entry.token).map_or(0, |before| before.token);
+            }
+        }
+        is_empty
+    }
+}
+
+impl Entries {
+    fn len(&self) -> usize {
+        match self {
+            Entries::One(_) => 1,
+            Entries::Many(entries) => entries.len(),
+        }
+    }
+
+    fn get(&self, token: Revision) -> Option<&Arc<LockEntry>> {
+        match self {
+            Entries::One(entry) => (entry.token == token).then_some(entry),
+            Entries::Many(entries) => entries.get(&token),
+        }
+    }
+
+    fn get_mut(&mut self, token: Revision) -> Option<&mut Arc<LockEntry>> {
+        match self {
+            Entries::One(entry) => (entry.token == token).then_some(entry),
+            Entries::Many(entries) => entries.get_mut(&token),
+        }
+    }
+
+    fn last_token(&self) -> Revision {
+        match self {
+            Entries::One(entry) => entry.token,
+            Entries::Many(entries) => entries.get_max().map_or(0, |(token, _)| *token),
+        }
+    }
+
+    fn after(&self, token: Revision) -> impl Iterator<Item = &Arc<LockEntry>> + '_ {
+        let (one, many) = match self {
+            Entries::One(entry) => ((entry.token > token).then_some(entry), None),
+            Entries::Many(entries) => (None, Some(entries.range((Bound::Excluded(token), Bound::Unbounded)))),
+        };
+        one.into_iter().chain(many.into_iter().flatten().map(|(_, entry)| entry))
+    }
+
+    fn before(&self, token: Revision) -> Option<&Arc<LockEntry>> {
+        match self {
+            Entries::One(entry) => (entry.token < token).then_some(entry),
+            Entries::Many(entries) => entries.range(..token).next_back().map(|(_, entry)| entry),
+        }
+    }
+
+    fn insert(&mut self, entry: Arc<LockEntry>) {
+        match self {
+            Entries::One(first) => {
+                let mut entries = OrdMap::unit(first.token, first.clone());
+                entries.insert(entry.token, entry);
+                *self = Entries::Many(entries);
+            }
+            Entries::Many(entries) => {
+                entries.insert(entry.token, entry);
+            }
+        }
+    }
+
+    /// True if nothing is left; what was the last entry stays in `One` and the queue is thrown away.
+    fn remove(&mut self, token: Revision) -> bool {
+        match self {
+            Entries::One(_) => true,
+            Entries::Many(entries) => {
+                entries.remove(&token);
+                entries.is_empty()
+            }
+        }
+    }
+}
+
+/// The key of the entry of `lease` in the queue `name`.
+pub fn entry_key(name: &[u8], lease: LeaseId) -> Vec<u8> {
+    let mut key = Vec::with_capacity(name.len() + 17);
+    key.extend_from_slice(name);
+    key.push(b'/');
+    let mut started = false;
+    for shift in (0..16).rev() {
+        let digit = (lease as u64 >> (shift * 4)) as usize & 15;
+        started |= digit != 0 || shift == 0;
+        if started {
+            key.push(b"0123456789abcdef"[digit]);
+        }
+    }
+    key
+}
+
+/// Takes `<name>/<lease in hex>` apart; None if the key cannot be an entry of any queue.
+pub fn split_key(key: &[u8]) -> Option<(&[u8], LeaseId)> {
+    // The digits are at the end and few, so that an ordinary key is seen through after a few bytes.
+    let digits = key.iter().rev().take(17).take_while(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')).count();
+    let split = key.len() - digits;
+    if digits == 0 || digits > 16 || split < 1 || key[split - 1] != b'/' || key[split] == b'0' {
+        return None;
+    }
+    let name = &key[..split - 1];
+    if name.len() > limits::LOCK_NAME_BYTES {
+        return None;
+    }
+    let lease = key[split..].iter().fold(0u64, |lease, digit| lease << 4 | hex_value(*digit));
+    Some((name, LeaseId::try_from(lease).ok()?))
+}
+
+fn hex_value(digit: u8) -> u64 {
+    u64::from(if digit <= b'9' { digit - b'0' } else { digit - b'a' + 10 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_put_together_and_taken_apart() {
+        for lease in [1, 15, 16, 0x1234_5678_9abc_def0, i64::MAX] {
+            let key = entry_key(b"jobs/nightly", lease);
+            assert_eq!(key, format!("jobs/nightly/{lease:x}").into_bytes());
+            assert_eq!(split_key(&key), Some((&b"jobs/nightly"[..], lease)));
+        }
+        assert_eq!(split_key(b"a//1f"), Some((&b"a/"[..], 0x1f)));
+        assert_eq!(split_key(b"/1f"), Some((&b""[..], 0x1f)), "etcd lets a lock have no name");
+        for key in ["", "a", "1f", "a/", "a/0", "a/01", "a/1F", "a/1g", "a/x1", "a/8000000000000000"] {
+            assert_eq!(split_key(key.as_bytes()), None, "{key}");
+        }
+        assert_eq!(split_key(b"a/11111111111111111"), None);
+        let longest = vec![b'n'; limits::LOCK_NAME_BYTES];
+        assert!(split_key(&entry_key(&longest, 1)).is_some());
+        assert!(split_key(&entry_key(&[&longest[..], b"n"].concat(), 1)).is_none());
+    }
+}

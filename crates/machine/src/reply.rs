@@ -1,0 +1,182 @@
+//! What applying a command gives: the answer for the caller, and what it means for those who wait.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::{Alarm, LeaseId, Revision, SharedBytes};
+
+/// Everything that one applied command did.
+#[derive(Debug)]
+pub struct Applied {
+    /// The store's revision after it.
+    pub revision: Revision,
+    pub reply: Result<Reply, Refusal>,
+    /// What it wrote, if it wrote anything: all of it at one revision.
+    pub commit: Option<Arc<Commit>>,
+    pub lock_changes: Vec<LockChange>,
+    pub lease_changes: Vec<LeaseChange>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Reply {
+    Put {
+        prev: Option<Arc<KeyValue>>,
+    },
+    Delete {
+        deleted: i64,
+        prev: Vec<Arc<KeyValue>>,
+    },
+    Txn(TxnReply),
+    Compacted,
+    LeaseGranted {
+        lease: LeaseId,
+        ttl_ms: u64,
+    },
+    LeaseRevoked,
+    LeasesExpired {
+        expired: usize,
+    },
+    Lock(LockReply),
+    Left {
+        left: bool,
+    },
+    Alarms(Vec<Alarm>),
+    Published,
+    /// A forwarded command that had been applied before.
+    Duplicate,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct TxnReply {
+    pub succeeded: bool,
+    pub responses: Vec<OpReply>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum OpReply {
+    Range(RangeReply),
+    Put { prev: Option<Arc<KeyValue>> },
+    Delete { deleted: i64, prev: Vec<Arc<KeyValue>> },
+    Txn(TxnReply),
+}
+
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct RangeReply {
+    pub kvs: Vec<Arc<KeyValue>>,
+    /// More keys matched than the limit let through.
+    pub more: bool,
+    /// All that lie in the range, whatever limit and filters say.
+    pub count: i64,
+    pub keys_only: bool,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct LockReply {
+    pub key: SharedBytes,
+    /// The entry's create revision: the fencing token, to be disclosed only once granted.
+    pub token: Revision,
+    pub granted: bool,
+    /// The entry was there before (the same lease asked again).
+    pub renewed: bool,
+    /// How many entries stand before this one.
+    pub ahead: usize,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub struct KeyValue {
+    pub key: SharedBytes,
+    pub value: SharedBytes,
+    pub create_revision: Revision,
+    pub mod_revision: Revision,
+    pub version: i64,
+    /// 0 = none.
+    pub lease: LeaseId,
+}
+
+/// All that one revision changed.
+#[derive(Debug, PartialEq)]
+pub struct Commit {
+    pub revision: Revision,
+    /// In the order in which the command's operations made them.
+    pub events: Vec<Event>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Event {
+    pub kind: EventKind,
+    /// Of a delete: only key and mod_revision are set.
+    pub kv: Arc<KeyValue>,
+    /// The version before, if there was one.
+    pub prev: Option<Arc<KeyValue>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EventKind {
+    Put,
+    Delete,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LockChange {
+    /// The entry became a holder: at once when it was created, or because those before it ended.
+    Granted { name: Bytes, key: SharedBytes, token: Revision, lease: LeaseId },
+    /// The entry is gone, holder or waiter.
+    Ended { name: Bytes, key: SharedBytes, token: Revision, lease: LeaseId, held: bool, cause: LockEnd },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LockEnd {
+    /// Its key was deleted by somebody.
+    Released,
+    /// It gave up its place while waiting.
+    Left,
+    LeaseExpired,
+    LeaseRevoked,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeaseChange {
+    Granted { lease: LeaseId, ttl_ms: u64 },
+    Ended { lease: LeaseId },
+}
+
+/// Why a command was not done. Deterministic: every member refuses it alike.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error("key is not provided")]
+    EmptyKey,
+    #[error("key not found")]
+    KeyNotFound,
+    #[error("value is provided")]
+    ValueProvided,
+    #[error("lease is provided")]
+    LeaseProvided,
+    #[error("duplicate key given in txn request")]
+    DuplicateKey,
+    #[error("too many operations in txn request")]
+    TooManyOperations,
+    #[error("transactions nested too deep")]
+    NestedTooDeep,
+    #[error("requested lease not found")]
+    LeaseNotFound,
+    #[error("lease already exists")]
+    LeaseExists,
+    #[error("too large lease TTL")]
+    LeaseTtlTooLarge,
+    #[error("required revision {asked} has been compacted (compacted at {compacted})")]
+    Compacted { asked: Revision, compacted: Revision },
+    #[error("required revision {asked} is a future revision (current is {current})")]
+    FutureRevision { asked: Revision, current: Revision },
+    #[error("database space exceeded")]
+    NoSpace,
+    #[error("corrupt cluster")]
+    Corrupt,
+    #[error("too many waiters for this lock")]
+    TooManyWaiters,
+    #[error("lock name too long")]
+    NameTooLong,
+    /// The entry's key exists but was not made as a place in this queue.
+    #[error("key exists and is not a lock entry")]
+    NotAnEntry,
+}

@@ -1,0 +1,334 @@
+//! Reading a snapshot back.
+//!
+//! The bytes come from a disk or a peer, so nothing in them is believed: each record is checked
+//! against what a machine could have written, an impossible one is an error that names its chunk,
+//! and the hash at the end must be that of all records before it.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use imbl::{OrdSet, Vector};
+
+use super::{FORMAT, SnapshotError, tag};
+use crate::codec::{decode_alarm, decode_member, decode_mode};
+use crate::encoding::{ReadResult, Reader};
+use crate::hash::RecordHasher;
+use crate::lock::{LockEntry, RecentHolder};
+use crate::mvcc::keys::tombstone;
+use crate::mvcc::{EMPTY_REVISION, Store, shared};
+use crate::origin::MemberOrigins;
+use crate::{Event, EventKind, KeyValue, LeaseId, LockEnd, Machine, Revision, View, limits};
+
+/// Builds a machine from chunks given in order.
+pub struct Restore {
+    view: View,
+    hasher: RecordHasher,
+    chunks: usize,
+    /// The kind of the last record: kinds come in order.
+    last_tag: u8,
+    /// The revision that the events so far belong to.
+    pending: Revision,
+    events: Vec<Event>,
+}
+
+impl Restore {
+    pub fn new() -> Restore {
+        Restore {
+            view: View::new(),
+            hasher: RecordHasher::new(),
+            chunks: 0,
+            last_tag: 0,
+            pending: 0,
+            events: Vec::new(),
+        }
+    }
+
+    pub fn chunk(&mut self, bytes: &[u8]) -> Result<(), SnapshotError> {
+        let result = self.read_chunk(bytes);
+        result.map_err(|reason| SnapshotError { chunk: self.chunks, reason: reason.to_owned() })?;
+        self.chunks += 1;
+        Ok(())
+    }
+
+    pub fn finish(self) -> Result<Machine, SnapshotError> {
+        if self.last_tag != tag::END {
+            return Err(SnapshotError { chunk: self.chunks, reason: "the snapshot ends too early".to_owned() });
+        }
+        Ok(Machine::restored(self.view))
+    }
+
+    fn read_chunk(&mut self, bytes: &[u8]) -> ReadResult<()> {
+        let mut reader = Reader::new(bytes);
+        match reader.byte()? {
+            FORMAT => {}
+            0 => return Err("not a snapshot"),
+            _ => return Err("written in a newer format than this version can read"),
+        }
+        while !reader.is_empty() {
+            self.read_record(reader.bytes()?)?;
+        }
+        Ok(())
+    }
+
+    fn read_record(&mut self, record: &[u8]) -> ReadResult<()> {
+        let mut reader = Reader::new(record);
+        let tag = reader.byte()?;
+        let is_event = |tag| matches!(tag, tag::PUT | tag::PUT_OF_BASE | tag::DELETE);
+        let in_order = match self.last_tag {
+            0 => tag == tag::HEADER,
+            tag::END => return Err("records after the end"),
+            last => tag != tag::HEADER && (tag >= last || (is_event(tag) && is_event(last))),
+        };
+        if !in_order {
+            return Err("records out of order");
+        }
+        if !is_event(tag) && is_event(self.last_tag) {
+            self.end_commit()?;
+        }
+        if tag != tag::END {
+            self.hasher.record(record);
+        }
+        self.last_tag = tag;
+        match tag {
+            tag::HEADER => self.header(&mut reader)?,
+            tag::MEMBER => {
+                let member = decode_member(&mut reader)?;
+                self.view.members.insert(member.id, Arc::new(member));
+            }
+            tag::ALARM => {
+                self.view.alarms.insert(decode_alarm(&mut reader)?);
+            }
+            tag::ORIGIN => self.origin(&mut reader)?,
+            tag::LEASE => {
+                let (lease, ttl_ms, wall_ms) = (reader.signed()?, reader.varint()?, reader.varint()?);
+                self.view.leases.restore(lease, ttl_ms, wall_ms, shared(reader.bytes()?));
+            }
+            tag::BASE => self.base(&mut reader)?,
+            tag::PUT | tag::PUT_OF_BASE | tag::DELETE => self.event(tag, &mut reader)?,
+            tag::ENTRY => self.entry(&mut reader)?,
+            tag::RECENT => self.recent(&mut reader)?,
+            tag::END => self.end(&mut reader)?,
+            _ => return Err("unknown kind of record"),
+        }
+        reader.finish()
+    }
+
+    fn header(&mut self, reader: &mut Reader) -> ReadResult<()> {
+        self.view.applied_index = reader.varint()?;
+        self.view.applied_term = reader.varint()?;
+        let (revision, compacted, first) = (reader.signed()?, reader.signed()?, reader.signed()?);
+        let is_possible = (EMPTY_REVISION..Revision::MAX).contains(&revision)
+            && (-1..=revision).contains(&compacted)
+            && first > EMPTY_REVISION
+            && first <= revision + 1
+            && (first == compacted || first == compacted.max(EMPTY_REVISION) + 1);
+        if !is_possible {
+            return Err("impossible revisions");
+        }
+        self.view.store = Store::restored(first - 1, compacted, first);
+        // Raised by each commit; compared with the one promised at the end.
+        self.pending = revision;
+        Ok(())
+    }
+
+    fn origin(&mut self, reader: &mut Reader) -> ReadResult<()> {
+        let member = reader.varint()?;
+        let mut origins = MemberOrigins { boot: reader.varint()?, floor: reader.varint()?, ..MemberOrigins::default() };
+        origins.applied = (0..reader.count()?).map(|_| reader.varint()).collect::<ReadResult<OrdSet<u64>>>()?;
+        origins.retired = (0..reader.count()?).map(|_| reader.varint()).collect::<ReadResult<Vector<u64>>>()?;
+        self.view.origins.members.insert(member, origins);
+        Ok(())
+    }
+
+    fn base(&mut self, reader: &mut Reader) -> ReadResult<()> {
+        let mut kv = read_version(reader)?.with_mod_revision(0);
+        kv.mod_revision = reader.signed()?;
+        let store = &self.view.store;
+        let is_possible = kv.mod_revision > EMPTY_REVISION
+            && kv.mod_revision <= store.compacted
+            && kv.create_revision > EMPTY_REVISION
+            && kv.create_revision <= kv.mod_revision
+            && kv.version > 0
+            // Far from the end of the numbers, so that counting on is safe.
+            && kv.version < Revision::MAX / 2;
+        if !is_possible || store.keys.get_max().is_some_and(|(last, _)| *last >= kv.key) {
+            return Err("an impossible key");
+        }
+        self.view.store.restore_base(Arc::new(kv));
+        Ok(())
+    }
+
+    fn event(&mut self, tag: u8, reader: &mut Reader) -> ReadResult<()> {
+        let revision = reader.signed()?;
+        let next = self.view.store.history.next();
+        if revision == next + 1 {
+            self.end_commit()?;
+        } else if revision != next {
+            return Err("a revision is missing");
+        }
+        let event = if revision == self.view.store.compacted {
+            self.event_of_the_compacted_revision(tag, revision, reader)?
+        } else {
+            self.later_event(tag, revision, reader)?
+        };
+        self.events.push(event);
+        Ok(())
+    }
+
+    /// Changes no key: what it left behind is the base.
+    fn event_of_the_compacted_revision(&self, tag: u8, revision: Revision, reader: &mut Reader) -> ReadResult<Event> {
+        let (kind, kv) = match tag {
+            tag::PUT => (EventKind::Put, Arc::new(read_version(reader)?.with_mod_revision(revision))),
+            tag::PUT_OF_BASE => {
+                let base = self.view.store.live(reader.bytes()?).filter(|kv| kv.mod_revision == revision);
+                (EventKind::Put, base.ok_or("an event without its key")?.clone())
+            }
+            _ => (EventKind::Delete, tombstone(shared(reader.bytes()?), revision)),
+        };
+        Ok(Event { kind, kv, prev: None })
+    }
+
+    fn later_event(&mut self, tag: u8, revision: Revision, reader: &mut Reader) -> ReadResult<Event> {
+        let store = &mut self.view.store;
+        let (kind, written) = match tag {
+            tag::PUT => {
+                let version = read_version(reader)?;
+                let written = store.put(revision, version.key, |_| (shared(version.value), version.lease));
+                if written.kv.create_revision != version.create_revision || written.kv.version != version.version {
+                    return Err("an impossible version");
+                }
+                (EventKind::Put, written)
+            }
+            tag::DELETE => {
+                let written = store.delete(revision, reader.bytes()?);
+                (EventKind::Delete, written.ok_or("a delete of what is not there")?)
+            }
+            _ => return Err("an event without its key"),
+        };
+        Ok(written.event(kind, &self.events))
+    }
+
+    fn end_commit(&mut self) -> ReadResult<()> {
+        if self.events.is_empty() {
+            return Err("a revision is missing");
+        }
+        let mut events = std::mem::take(&mut self.events);
+        events.shrink_to_fit();
+        self.view.store.commit(events);
+        Ok(())
+    }
+
+    fn entry(&mut self, reader: &mut Reader) -> ReadResult<()> {
+        let entry = LockEntry {
+            key: shared(reader.bytes()?),
+            token: reader.signed()?,
+            lease: reader.signed()?,
+            mode: decode_mode(reader)?,
+            last_joiner: {
+                let is_set = reader.flag()?;
+                let bytes = reader.take(16)?.try_into().map_err(|_| "ends too early")?;
+                is_set.then_some(u128::from_le_bytes(bytes))
+            },
+            owner: shared(reader.bytes()?),
+            holder: shared(reader.bytes()?),
+            metadata: shared(reader.bytes()?),
+            joined_wall_ms: reader.varint()?,
+            granted_wall_ms: {
+                let is_set = reader.flag()?;
+                let wall_ms = reader.varint()?;
+                is_set.then_some(wall_ms)
+            },
+        };
+        let kv = self.view.store.live(&entry.key).filter(|kv| kv.create_revision == entry.token);
+        // The key's bytes are shared with the key space.
+        let key = kv.ok_or("a lock entry without its key")?.key.clone();
+        self.view.locks.restore(LockEntry { key, ..entry })
+    }
+
+    fn recent(&mut self, reader: &mut Reader) -> ReadResult<()> {
+        let holder = RecentHolder {
+            name: Bytes::copy_from_slice(reader.bytes()?),
+            token: reader.signed()?,
+            lease: reader.signed()?,
+            mode: decode_mode(reader)?,
+            owner: shared(reader.bytes()?),
+            holder: shared(reader.bytes()?),
+            metadata: shared(reader.bytes()?),
+            joined_wall_ms: reader.varint()?,
+            granted_wall_ms: reader.varint()?,
+            ended_wall_ms: reader.varint()?,
+            cause: match reader.byte()? {
+                0 => LockEnd::Released,
+                1 => LockEnd::Left,
+                2 => LockEnd::LeaseExpired,
+                3 => LockEnd::LeaseRevoked,
+                _ => return Err("unknown end of a lock"),
+            },
+        };
+        if self.view.locks.recent.len() >= limits::RECENT_HOLDERS {
+            return Err("too many recent holders");
+        }
+        self.view.locks.remember(holder);
+        Ok(())
+    }
+
+    fn end(&mut self, reader: &mut Reader) -> ReadResult<()> {
+        if reader.take(8)? != self.hasher.finish().to_le_bytes() {
+            return Err("the hash does not match");
+        }
+        if self.view.store.revision != self.pending {
+            return Err("a revision is missing");
+        }
+        self.attach_keys()
+    }
+
+    /// A lease's keys are those whose live version names it.
+    fn attach_keys(&mut self) -> ReadResult<()> {
+        let View { store, leases, .. } = &mut self.view;
+        for (key, record) in store.records_after(None) {
+            let lease = record.live().map_or(0, |kv| kv.lease);
+            if lease != 0 && !leases.attach(lease, key) {
+                return Err("a key with an unknown lease");
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Default for Restore {
+    fn default() -> Restore {
+        Restore::new()
+    }
+}
+
+/// A version as it is written down: its mod revision is in another place.
+struct Version<'a> {
+    key: &'a [u8],
+    value: &'a [u8],
+    create_revision: Revision,
+    version: i64,
+    lease: LeaseId,
+}
+
+impl Version<'_> {
+    fn with_mod_revision(&self, mod_revision: Revision) -> KeyValue {
+        KeyValue {
+            key: shared(self.key),
+            value: shared(self.value),
+            create_revision: self.create_revision,
+            mod_revision,
+            version: self.version,
+            lease: self.lease,
+        }
+    }
+}
+
+fn read_version<'a>(reader: &mut Reader<'a>) -> ReadResult<Version<'a>> {
+    Ok(Version {
+        key: reader.bytes()?,
+        value: reader.bytes()?,
+        create_revision: reader.signed()?,
+        version: reader.signed()?,
+        lease: reader.signed()?,
+    })
+}

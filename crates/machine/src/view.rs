@@ -1,0 +1,215 @@
+//! The state at one applied index.
+//!
+//! Everything below is persistent, so a [`View`] is a handful of pointers: cloned in constant time,
+//! sharing all memory with the machine it came from, and untouched by what the machine does next.
+
+use std::sync::Arc;
+
+use imbl::{OrdMap, OrdSet};
+
+use crate::lease::{Lease, Leases};
+use crate::lock::{LockEntry, Locks, Queue, RecentHolder};
+use crate::mvcc::Store;
+use crate::origin::Origins;
+use crate::{
+    Alarm, Commit, KeyValue, LeaseId, Member, MemberId, RangeQuery, RangeReply, Refusal, Revision, SharedBytes,
+    hash_keys, snapshot,
+};
+
+/// The whole state at one applied index. Cloning it takes constant time and shares everything.
+#[derive(Clone)]
+pub struct View {
+    pub(crate) store: Store,
+    pub(crate) leases: Leases,
+    pub(crate) locks: Locks,
+    pub(crate) origins: Origins,
+    pub(crate) members: OrdMap<MemberId, Arc<Member>>,
+    pub(crate) alarms: OrdSet<Alarm>,
+    pub(crate) applied_index: u64,
+    pub(crate) applied_term: u64,
+}
+
+impl std::fmt::Debug for View {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { applied_index, applied_term, .. } = self;
+        write!(formatter, "View {{ applied {applied_index}.{applied_term}, revision {} }}", self.revision())
+    }
+}
+
+impl View {
+    pub fn revision(&self) -> Revision {
+        self.store.revision
+    }
+
+    /// The newest revision whose history is gone; -1 when nothing was ever compacted.
+    pub fn compacted_revision(&self) -> Revision {
+        self.store.compacted
+    }
+
+    pub fn applied_index(&self) -> u64 {
+        self.applied_index
+    }
+
+    pub fn applied_term(&self) -> u64 {
+        self.applied_term
+    }
+
+    /// The live version of one key.
+    pub fn get(&self, key: &[u8]) -> Option<&Arc<KeyValue>> {
+        self.store.live(key)
+    }
+
+    pub fn range(&self, query: &RangeQuery) -> Result<RangeReply, Refusal> {
+        self.range_within(query, usize::MAX).unwrap_or_else(|| Ok(RangeReply::default()))
+    }
+
+    /// Like `range`, but gives up (None) once it has walked `budget` keys: what is longer runs on a view elsewhere.
+    pub fn range_within(&self, query: &RangeQuery, budget: usize) -> Option<Result<RangeReply, Refusal>> {
+        self.store.range(query, self.store.revision, budget)
+    }
+
+    /// Every commit from revision `from` on, in order. `from` must be beyond the compacted revision
+    /// (a start at the compacted revision itself is allowed and sees that revision's deletes).
+    pub fn commits(&self, from: Revision) -> Result<impl Iterator<Item = &Arc<Commit>> + '_, Refusal> {
+        let compacted = self.store.compacted;
+        if from < compacted {
+            return Err(Refusal::Compacted { asked: from, compacted });
+        }
+        Ok(self.store.history.from(from))
+    }
+
+    pub fn lease(&self, lease: LeaseId) -> Option<LeaseView> {
+        self.leases.leases.get(&lease).map(|found| LeaseView::new(lease, found))
+    }
+
+    /// In the order of their ids.
+    pub fn leases(&self) -> impl Iterator<Item = LeaseView> + '_ {
+        self.leases.leases.iter().map(|(lease, found)| LeaseView::new(*lease, found))
+    }
+
+    /// Of a lease that exists; without collecting its keys.
+    pub fn lease_ttl_ms(&self, lease: LeaseId) -> Option<u64> {
+        self.leases.leases.get(&lease).map(|lease| lease.ttl_ms)
+    }
+
+    /// Every lease and its TTL, in the order of their ids, without collecting their keys.
+    pub fn lease_ttls_ms(&self) -> impl Iterator<Item = (LeaseId, u64)> + '_ {
+        self.leases.leases.iter().map(|(lease, found)| (*lease, found.ttl_ms))
+    }
+
+    pub fn lease_count(&self) -> u64 {
+        self.leases.leases.len() as u64
+    }
+
+    pub fn members(&self) -> Vec<Member> {
+        self.members.values().map(|member| Member::clone(member)).collect()
+    }
+
+    pub fn alarms(&self) -> Vec<Alarm> {
+        self.alarms.iter().copied().collect()
+    }
+
+    /// The holders, in order, of the lock or election `name`: (key, token).
+    pub fn lock_holders(&self, name: &[u8]) -> Vec<(SharedBytes, Revision)> {
+        let holders = self.lock_queue(name).take_while(|entry| entry.granted_wall_ms.is_some());
+        holders.map(|entry| (entry.key.clone(), entry.token)).collect()
+    }
+
+    /// Every entry in the queue of `name`, in order: the holders first.
+    pub fn lock_queue(&self, name: &[u8]) -> impl Iterator<Item = &Arc<LockEntry>> + '_ {
+        self.locks.queue(name).into_iter().flat_map(Queue::iter)
+    }
+
+    /// How many entries the queue of `name` has, and how many of them are granted.
+    pub fn lock_counts(&self, name: &[u8]) -> (usize, usize) {
+        self.locks.queue(name).map_or((0, 0), |queue| (queue.len(), queue.granted()))
+    }
+
+    /// The entry that the live key `key` is, if it is one, and the name of its queue.
+    pub fn lock_entry(&self, key: &[u8]) -> Option<(&[u8], &Arc<LockEntry>)> {
+        let kv = self.store.live(key)?;
+        let (name, _, entry) = self.locks.entry(key, kv.create_revision)?;
+        Some((name, entry))
+    }
+
+    /// The names of all locks that have entries, in order, from `from` on.
+    pub fn lock_names<'a>(&'a self, from: &[u8]) -> impl Iterator<Item = &'a [u8]> + 'a {
+        let bounds = (std::ops::Bound::Included(from), std::ops::Bound::Unbounded);
+        self.locks.queues.range::<_, [u8]>(bounds).map(|(name, _)| &name[..])
+    }
+
+    /// Holders whose time has ended, oldest first, over all locks; a bounded number.
+    pub fn recent_holders(&self) -> impl DoubleEndedIterator<Item = &Arc<RecentHolder>> + '_ {
+        self.locks.recent.iter()
+    }
+
+    /// How many keys are live.
+    pub fn keys(&self) -> u64 {
+        self.store.keys_live()
+    }
+
+    /// Bytes of keys, values and history kept in memory, about.
+    pub fn bytes(&self) -> u64 {
+        self.store.bytes() + self.bytes_beside()
+    }
+
+    /// Of these, what the newest versions alone take.
+    pub fn bytes_live(&self) -> u64 {
+        self.store.bytes_live() + self.bytes_beside()
+    }
+
+    /// Equal on all members at equal applied index, whatever path led there. Walks everything that a
+    /// snapshot would hold: run it off the replica's thread.
+    pub fn hash(&self) -> u64 {
+        snapshot::hash(self)
+    }
+
+    /// Hash of keys and their versions up to `revision` (0 = current), after the compacted revision;
+    /// with the compacted revision it covers. Walks everything: run it off the replica's thread.
+    pub fn hash_keys(&self, revision: Revision) -> Result<(u32, Revision), Refusal> {
+        hash_keys::hash_keys(&self.store, revision)
+    }
+
+    pub(crate) fn new() -> View {
+        View {
+            store: Store::new(),
+            leases: Leases::default(),
+            locks: Locks::default(),
+            origins: Origins::default(),
+            members: OrdMap::new(),
+            alarms: OrdSet::new(),
+            applied_index: 0,
+            applied_term: 0,
+        }
+    }
+
+    /// About what leases and entries take.
+    fn bytes_beside(&self) -> u64 {
+        const LEASE: u64 = 160;
+        const ENTRY: u64 = 320;
+        self.leases.leases.len() as u64 * LEASE + self.locks.entries() * ENTRY
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeaseView {
+    pub lease: LeaseId,
+    pub ttl_ms: u64,
+    pub granted_wall_ms: u64,
+    /// Who asked for it; may be empty.
+    pub client: SharedBytes,
+    /// Attached keys, in order.
+    pub keys: Vec<SharedBytes>,
+}
+
+impl LeaseView {
+    fn new(lease: LeaseId, found: &Lease) -> LeaseView {
+        LeaseView {
+            lease,
+            ttl_ms: found.ttl_ms,
+            granted_wall_ms: found.granted_wall_ms,
+            client: found.client.clone(),
+            keys: found.keys().cloned().collect(),
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Every limit, at it and one beyond.
+
+use bytes::Bytes;
+use tenure_machine::snapshot::{self, Restore};
+use tenure_machine::*;
+
+struct Driver {
+    machine: Machine,
+    index: u64,
+}
+
+impl Driver {
+    fn new() -> Driver {
+        Driver { machine: Machine::new(), index: 0 }
+    }
+
+    fn apply(&mut self, command: Command) -> Applied {
+        self.index += 1;
+        self.machine.apply(self.index, 1, &Envelope { wall_ms: self.index, origin: None, command })
+    }
+
+    fn grant(&mut self, lease: LeaseId) {
+        let grant = LeaseGrant { lease, ttl_ms: 1000, client: Bytes::new() };
+        self.apply(Command::LeaseGrant(grant)).reply.expect("a new lease");
+    }
+}
+
+fn put(key: impl Into<Bytes>, lease: LeaseId) -> Put {
+    let key = key.into();
+    Put { key, value: Bytes::new(), lease, prev_kv: false, ignore_value: false, ignore_lease: false }
+}
+
+fn lock(name: impl Into<Bytes>, lease: LeaseId) -> Command {
+    Command::Lock(Lock {
+        name: name.into(),
+        lease,
+        call: 1,
+        mode: Mode::Exclusive,
+        value: Bytes::new(),
+        overwrite: false,
+        owner: Bytes::new(),
+        holder: Bytes::new(),
+        metadata: Bytes::new(),
+    })
+}
+
+/// `levels` transactions within each other, the innermost with one put.
+fn nested(levels: usize) -> Txn {
+    let mut txn = Txn { success: vec![Op::Put(put("k", 0))], ..Txn::default() };
+    for _ in 1..levels {
+        txn = Txn { success: vec![Op::Txn(txn)], ..Txn::default() };
+    }
+    txn
+}
+
+fn puts(count: usize) -> Vec<Op> {
+    (0..count).map(|number| Op::Put(put(format!("k{number}"), 0))).collect()
+}
+
+#[test]
+fn a_transaction_has_so_many_operations_and_no_more() {
+    let txn = |success, failure| Txn { success, failure, ..Txn::default() };
+    assert_eq!(txn(puts(128), puts(128)).check(), Ok(()));
+    assert_eq!(txn(puts(129), vec![]).check(), Err(Refusal::TooManyOperations));
+    assert_eq!(txn(vec![], puts(129)).check(), Err(Refusal::TooManyOperations));
+    let compare = Compare {
+        keys: Keys::One(Bytes::from_static(b"k")),
+        result: CompareResult::Equal,
+        target: CompareTarget::Version(0),
+    };
+    let compares = |count| Txn { compare: vec![compare.clone(); count], ..Txn::default() };
+    assert_eq!(compares(128).check(), Ok(()));
+    assert_eq!(compares(129).check(), Err(Refusal::TooManyOperations));
+    // What is nested shares what its parent leaves.
+    assert_eq!(txn(vec![Op::Txn(txn(puts(127), vec![]))], vec![]).check(), Ok(()));
+    assert_eq!(txn(vec![Op::Txn(txn(puts(128), vec![]))], vec![]).check(), Err(Refusal::TooManyOperations));
+}
+
+#[test]
+fn transactions_nest_so_deep_and_no_deeper() {
+    assert_eq!(nested(limits::TXN_NESTING).check(), Ok(()));
+    assert_eq!(nested(limits::TXN_NESTING + 1).check(), Err(Refusal::NestedTooDeep));
+    let mut driver = Driver::new();
+    assert!(driver.apply(Command::Txn(nested(limits::TXN_NESTING))).reply.is_ok());
+    let refused = driver.apply(Command::Txn(nested(limits::TXN_NESTING + 1)));
+    assert_eq!(refused.reply, Err(Refusal::NestedTooDeep));
+    assert!(refused.commit.is_none());
+}
+
+#[test]
+fn the_decoder_follows_nesting_only_so_far() {
+    let encoded = |levels| {
+        let mut bytes = Vec::new();
+        let command = Command::Txn(nested(levels));
+        codec::encode(&Envelope { wall_ms: 0, origin: None, command }, &mut bytes);
+        Bytes::from(bytes)
+    };
+    assert!(codec::decode(encoded(limits::TXN_NESTING + 1)).is_ok(), "apply is to refuse it, not the decoder");
+    assert!(codec::decode(encoded(200)).is_err());
+}
+
+#[test]
+fn a_queue_takes_so_many_entries_and_no_more() {
+    let mut driver = Driver::new();
+    let full = limits::LOCK_ENTRIES as LeaseId;
+    for lease in 1..=full + 1 {
+        driver.grant(lease);
+    }
+    for lease in 1..=full {
+        assert!(driver.apply(lock("l", lease)).reply.is_ok());
+    }
+    assert_eq!(driver.apply(lock("l", full + 1)).reply, Err(Refusal::TooManyWaiters));
+    // By etcd's way in it is just as full.
+    let key = lock::entry_key(b"l", full + 1);
+    let refused = driver.apply(Command::Put(put(key.clone(), full + 1)));
+    assert_eq!(refused.reply, Err(Refusal::TooManyWaiters));
+    let txn = Txn { success: vec![Op::Put(put("a", 0)), Op::Put(put(key.clone(), full + 1))], ..Txn::default() };
+    let refused = driver.apply(Command::Txn(txn));
+    assert_eq!(refused.reply, Err(Refusal::TooManyWaiters));
+    assert!(driver.machine.state().get(b"a").is_none());
+    // One that is in it may ask again, and an ordinary key of that name may be written.
+    assert!(driver.apply(lock("l", full)).reply.is_ok());
+    assert!(driver.apply(Command::Put(put(key.clone(), 0))).reply.is_ok());
+    driver.apply(Command::Delete(Delete { keys: Keys::One(key.into()), prev_kv: false }));
+    // When one leaves there is room again, at the end.
+    driver.apply(Command::LeaseRevoke { lease: 1 });
+    let Ok(Reply::Lock(reply)) = driver.apply(lock("l", full + 1)).reply else { panic!("there is room") };
+    assert_eq!(reply.ahead, limits::LOCK_ENTRIES - 1);
+    assert_eq!(driver.machine.state().lock_counts(b"l"), (limits::LOCK_ENTRIES, 1));
+}
+
+#[test]
+fn a_lock_name_is_so_long_and_no_longer() {
+    let mut driver = Driver::new();
+    driver.grant(1);
+    let longest = vec![b'n'; limits::LOCK_NAME_BYTES];
+    let longer = vec![b'n'; limits::LOCK_NAME_BYTES + 1];
+    assert!(driver.apply(lock(longest, 1)).reply.is_ok());
+    assert_eq!(driver.apply(lock(longer.clone(), 1)).reply, Err(Refusal::NameTooLong));
+    // For etcd a key of any length is legal: an ordinary one, then.
+    let applied = driver.apply(Command::Put(put(lock::entry_key(&longer, 1), 1)));
+    assert!(applied.reply.is_ok());
+    assert!(applied.lock_changes.is_empty());
+}
+
+#[test]
+fn recent_holders_are_forgotten_in_the_end() {
+    let mut driver = Driver::new();
+    driver.grant(1);
+    let rounds = limits::RECENT_HOLDERS + 10;
+    for _ in 0..rounds {
+        assert!(driver.apply(lock("l", 1)).reply.is_ok());
+        driver.apply(Command::Leave(Leave { key: Bytes::from_static(b"l/1"), call: 1 }));
+    }
+    let view = driver.machine.view();
+    let tokens: Vec<_> = view.recent_holders().map(|holder| holder.token).collect();
+    assert_eq!(tokens.len(), limits::RECENT_HOLDERS);
+    assert!(tokens.is_sorted());
+    assert_eq!(tokens.last(), Some(&(2 + 2 * (rounds as Revision - 1))));
+    assert_eq!(view.recent_holders().next_back().map(|holder| holder.cause), Some(LockEnd::Left));
+}
+
+#[test]
+fn a_commit_of_many_events_is_trimmed_bit_by_bit() {
+    let mut driver = Driver::new();
+    for number in 0..10 {
+        let success = (0..100).map(|key| Op::Put(put(format!("{number}/{key}"), 0))).collect();
+        driver.apply(Command::Txn(Txn { success, ..Txn::default() }));
+    }
+    let everything = Delete { keys: Keys::all(), prev_kv: false };
+    driver.apply(Command::Delete(everything));
+    let full = driver.machine.state().bytes();
+    let revision = driver.machine.state().revision();
+    driver.apply(Command::Compact { revision });
+    let hash = driver.machine.state().hash();
+    assert!(driver.machine.state().bytes() > full / 2, "a compaction must not free everything at once");
+    let mut steps = 0;
+    while driver.machine.trim(50) {
+        steps += 1;
+        assert_eq!(driver.machine.state().hash(), hash);
+    }
+    assert!(steps > 20, "{steps} steps for 2,000 events");
+    assert_eq!(driver.machine.state().bytes(), 0);
+    assert_eq!(driver.machine.state().hash(), hash);
+}
+
+#[test]
+fn a_newer_snapshot_format_is_named_as_such() {
+    let mut chunk = snapshot::chunks(Machine::new().view(), 1000).next().expect("a chunk");
+    chunk[0] = snapshot::FORMAT + 1;
+    let error = Restore::new().chunk(&chunk).expect_err("a newer format");
+    assert!(error.to_string().contains("newer format"), "{error}");
+    assert!(Restore::new().finish().is_err(), "no chunk at all");
+}
+
+#[test]
+fn a_snapshot_with_a_chunk_missing_twice_or_out_of_order_is_refused() {
+    let mut driver = Driver::new();
+    for number in 0..100 {
+        driver.apply(Command::Put(put(format!("k{number}"), 0)));
+    }
+    let chunks: Vec<_> = snapshot::chunks(driver.machine.view(), 200).collect();
+    assert!(chunks.len() > 5);
+    let restore = |order: &[usize]| {
+        let mut restore = Restore::new();
+        order.iter().try_for_each(|index| restore.chunk(&chunks[*index]))?;
+        restore.finish()
+    };
+    let all: Vec<_> = (0..chunks.len()).collect();
+    assert!(restore(&all).is_ok());
+    for index in 0..chunks.len() {
+        let mut missing = all.clone();
+        missing.remove(index);
+        assert!(restore(&missing).is_err(), "without chunk {index}");
+        let mut twice = all.clone();
+        twice.insert(index, index);
+        assert!(restore(&twice).is_err(), "chunk {index} twice");
+    }
+    let mut swapped = all.clone();
+    swapped.swap(2, 3);
+    assert!(restore(&swapped).is_err());
+}

@@ -1,0 +1,213 @@
+//! Random commands over a name space so small that they meet each other all the time.
+
+use bytes::Bytes;
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use tenure_machine::*;
+
+pub fn envelope() -> impl Strategy<Value = Envelope> {
+    let origin = (1..3u64, 1..4u64, 0..12u64, 0..8u64).prop_map(|(member, boot, sequence, settled_below)| Origin {
+        member,
+        boot,
+        sequence,
+        settled_below,
+    });
+    (any::<u32>(), option::weighted(0.2, origin), command()).prop_map(|(wall_ms, origin, command)| Envelope {
+        wall_ms: u64::from(wall_ms),
+        origin,
+        command,
+    })
+}
+
+pub fn command() -> impl Strategy<Value = Command> {
+    prop_oneof![
+        8 => put().prop_map(Command::Put),
+        5 => delete().prop_map(Command::Delete),
+        8 => txn().prop_map(Command::Txn),
+        2 => (0..60i64).prop_map(|revision| Command::Compact { revision }),
+        5 => (lease(), 0..9000u64, small()).prop_map(|(lease, ttl_ms, client)| {
+            Command::LeaseGrant(LeaseGrant { lease, ttl_ms, client })
+        }),
+        2 => lease().prop_map(|lease| Command::LeaseRevoke { lease }),
+        3 => (1..3u64, vec(lease(), 0..4)).prop_map(|(term, leases)| Command::LeaseExpire { term, leases }),
+        10 => lock().prop_map(Command::Lock),
+        4 => (key(), 0..3u128).prop_map(|(key, call)| Command::Leave(Leave { key, call })),
+        1 => alarm().prop_map(Command::Alarm),
+        1 => (1..4u64, any::<bool>()).prop_map(|(id, learner)| Command::Publish(Member {
+            id,
+            name: format!("member {id}"),
+            peer_urls: vec![format!("http://{id}:2380")],
+            client_urls: Vec::new(),
+            learner,
+        })),
+    ]
+}
+
+/// Commands that are all about one or two queues, so that these grow long and change often.
+pub fn lock_command() -> impl Strategy<Value = Command> {
+    let op = || {
+        prop_oneof![
+            3 => entry_put().prop_map(Op::Put),
+            2 => entry_key().prop_map(|key| Op::Delete(Delete { keys: Keys::One(key), prev_kv: false })),
+        ]
+    };
+    prop_oneof![
+        12 => lock().prop_map(Command::Lock),
+        6 => entry_key().prop_map(|key| Command::Delete(Delete { keys: Keys::One(key), prev_kv: false })),
+        3 => (entry_key(), 0..3u128).prop_map(|(key, call)| Command::Leave(Leave { key, call })),
+        3 => entry_put().prop_map(Command::Put),
+        3 => vec(op(), 1..5).prop_map(|success| Command::Txn(Txn { success, ..Txn::default() })),
+        2 => vec(lease(), 1..3).prop_map(|leases| Command::LeaseExpire { term: 1, leases }),
+        4 => lease().prop_map(|lease| {
+            Command::LeaseGrant(LeaseGrant { lease, ttl_ms: 1000, client: Bytes::new() })
+        }),
+    ]
+}
+
+pub fn query() -> impl Strategy<Value = RangeQuery> {
+    let filters = [(); 4].map(|()| prop_oneof![4 => Just(0i64), 1 => 1..30i64]);
+    let order = prop_oneof![Just(SortOrder::None), Just(SortOrder::Ascend), Just(SortOrder::Descend)];
+    let target = prop_oneof![
+        Just(SortTarget::Key),
+        Just(SortTarget::Version),
+        Just(SortTarget::CreateRevision),
+        Just(SortTarget::ModRevision),
+        Just(SortTarget::Value),
+    ];
+    let revision = prop_oneof![3 => Just(0i64), 4 => 1..40i64, 1 => Just(-1i64)];
+    (keys(), revision, -1..5i64, order, target, any::<(bool, bool)>(), filters).prop_map(
+        |(keys, revision, limit, sort_order, sort_target, (keys_only, count_only), filters)| RangeQuery {
+            keys,
+            revision,
+            limit,
+            sort_order,
+            sort_target,
+            keys_only,
+            count_only: count_only && limit % 2 == 0,
+            min_mod_revision: filters[0],
+            max_mod_revision: filters[1],
+            min_create_revision: filters[2],
+            max_create_revision: filters[3],
+        },
+    )
+}
+
+fn key() -> impl Strategy<Value = Bytes> {
+    const KEYS: [&str; 10] = ["a", "b", "b\u{0}", "c", "l/1", "l/2", "l/3", "l/1a", "m/1", "m/2"];
+    (0..KEYS.len()).prop_map(|index| Bytes::from_static(KEYS[index].as_bytes()))
+}
+
+fn keys() -> impl Strategy<Value = Keys> {
+    prop_oneof![
+        4 => key().prop_map(Keys::One),
+        2 => (key(), option::of(key())).prop_map(|(from, to)| Keys::Span { from, to }),
+        1 => Just(Keys::prefix(Bytes::from_static(b"l/"))),
+    ]
+}
+
+fn small() -> impl Strategy<Value = Bytes> {
+    vec(b'x'..=b'z', 0..3).prop_map(Bytes::from)
+}
+
+fn lease() -> impl Strategy<Value = LeaseId> {
+    prop_oneof![1..4i64, Just(26i64)]
+}
+
+fn put() -> impl Strategy<Value = Put> {
+    let lease = prop_oneof![2 => Just(0i64), 3 => lease()];
+    let bits = proptest::bits::u8::between(0, 3);
+    (key(), small(), lease, any::<bool>(), bits).prop_map(|(key, value, lease, own_lease, bits)| {
+        // The lease that the key's own name asks for, often enough to make entries.
+        let own = tenure_machine::lock::split_key(&key).map(|(_, lease)| lease);
+        let lease = own.filter(|_| own_lease).unwrap_or(lease);
+        let (ignore_value, ignore_lease) = (bits == 7, bits == 6);
+        Put { key, value, lease, prev_kv: bits & 1 == 1, ignore_value, ignore_lease }
+    })
+}
+
+fn entry_key() -> impl Strategy<Value = Bytes> {
+    (prop_oneof![4 => Just("l"), 1 => Just("m")], lease())
+        .prop_map(|(name, lease)| Bytes::from(tenure_machine::lock::entry_key(name.as_bytes(), lease)))
+}
+
+/// A plain put that makes an entry, or overwrites one with some other lease.
+fn entry_put() -> impl Strategy<Value = Put> {
+    (entry_key(), small(), prop_oneof![1 => Just(None), 4 => lease().prop_map(Some)], 0..4u8).prop_map(
+        |(key, value, other, dice)| {
+            let own = tenure_machine::lock::split_key(&key).map(|(_, lease)| lease);
+            let lease = if dice == 0 { other.unwrap_or(0) } else { own.unwrap_or(0) };
+            Put { key, value, lease, prev_kv: false, ignore_value: false, ignore_lease: false }
+        },
+    )
+}
+
+fn delete() -> impl Strategy<Value = Delete> {
+    (keys(), any::<bool>()).prop_map(|(keys, prev_kv)| Delete { keys, prev_kv })
+}
+
+fn compare() -> impl Strategy<Value = Compare> {
+    let result = prop_oneof![
+        Just(CompareResult::Equal),
+        Just(CompareResult::Greater),
+        Just(CompareResult::Less),
+        Just(CompareResult::NotEqual),
+    ];
+    let target = prop_oneof![
+        (0..3i64).prop_map(CompareTarget::Version),
+        (0..20i64).prop_map(CompareTarget::CreateRevision),
+        (0..20i64).prop_map(CompareTarget::ModRevision),
+        small().prop_map(CompareTarget::Value),
+        (0..3i64).prop_map(CompareTarget::Lease),
+    ];
+    (keys(), result, target).prop_map(|(keys, result, target)| Compare { keys, result, target })
+}
+
+pub fn txn() -> impl Strategy<Value = Txn> {
+    let op = prop_oneof![
+        2 => query().prop_map(Op::Range),
+        4 => put().prop_map(Op::Put),
+        3 => delete().prop_map(Op::Delete),
+    ];
+    let op = op.prop_recursive(2, 8, 3, |op| {
+        (vec(compare(), 0..2), vec(op.clone(), 0..3), vec(op, 0..3))
+            .prop_map(|(compare, success, failure)| Op::Txn(Txn { compare, success, failure }))
+    });
+    (vec(compare(), 0..3), vec(op.clone(), 0..5), vec(op, 0..4)).prop_map(|(compare, success, failure)| Txn {
+        compare,
+        success,
+        failure,
+    })
+}
+
+fn lock() -> impl Strategy<Value = Lock> {
+    let mode = prop_oneof![
+        2 => Just(Mode::Exclusive),
+        3 => Just(Mode::Shared),
+        2 => Just(Mode::Slots(2)),
+        1 => Just(Mode::Slots(3)),
+    ];
+    let name = prop_oneof![4 => Just("l"), 1 => Just("m")];
+    (name, lease(), 0..3u128, mode, small(), any::<bool>(), small()).prop_map(
+        |(name, lease, call, mode, value, overwrite, holder)| Lock {
+            name: Bytes::from_static(name.as_bytes()),
+            lease,
+            call,
+            mode,
+            value,
+            overwrite,
+            owner: holder.clone(),
+            holder,
+            metadata: Bytes::new(),
+        },
+    )
+}
+
+fn alarm() -> impl Strategy<Value = AlarmChange> {
+    let kind = prop_oneof![3 => Just(AlarmKind::NoSpace), 1 => Just(AlarmKind::Corrupt)];
+    // Cleared more often than raised, or most of a run would be refusals.
+    (0..3u64, kind, 0..4u8).prop_map(|(member, kind, dice)| {
+        let alarm = Alarm { member, kind };
+        if dice == 0 { AlarmChange::Raise(alarm) } else { AlarmChange::Clear(alarm) }
+    })
+}
