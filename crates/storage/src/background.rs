@@ -1,0 +1,73 @@
+//! Work that must not hold up the log: writing zeroes ahead, removing what is no longer needed.
+//!
+//! Jobs end before the directory's lock is released: dropping this cancels and waits.
+
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::disk::Disk;
+
+#[derive(Debug)]
+pub(crate) struct Background<D: Disk> {
+    disk: D,
+    jobs: Arc<Jobs>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Jobs {
+    state: Mutex<State>,
+    ended: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    running: usize,
+    cancelled: bool,
+}
+
+impl<D: Disk> Background<D> {
+    pub(crate) fn new(disk: D) -> Self {
+        Self { disk, jobs: Arc::default() }
+    }
+
+    pub(crate) fn start(&self, work: impl FnOnce(&Jobs) + Send + 'static) -> io::Result<()> {
+        self.jobs.lock().running += 1;
+        // Dropped when the work ends, by a panic too, or if it never begins.
+        let running = Running(Arc::clone(&self.jobs));
+        self.disk.background(Box::new(move || work(&running.0)))
+    }
+
+    /// Waits until nothing runs.
+    pub(crate) fn wait(&self) {
+        let mut state = self.jobs.lock();
+        while state.running > 0 {
+            state = self.jobs.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl<D: Disk> Drop for Background<D> {
+    fn drop(&mut self) {
+        self.jobs.lock().cancelled = true;
+        self.wait();
+    }
+}
+
+impl Jobs {
+    pub(crate) fn cancelled(&self) -> bool {
+        self.lock().cancelled
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Running(Arc<Jobs>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.lock().running -= 1;
+        self.0.ended.notify_all();
+    }
+}

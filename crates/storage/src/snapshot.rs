@@ -1,0 +1,223 @@
+//! Snapshots as files: written beside the log by another thread, under a temporary name until every byte
+//! is durable and read back, and only then renamed. A snapshot that has its name is therefore whole.
+
+use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+
+use crate::disk::{Disk, DiskFile};
+use crate::error::Fault;
+use crate::layout;
+use crate::snapshot_stream::{SnapshotDecoder, SnapshotEncoder, SnapshotError};
+use crate::types::SnapshotMeta;
+
+const BUFFER_BYTES: usize = 1 << 16;
+
+/// The snapshots of a store, for other threads: a handle that can be cloned. It keeps the directory's lock.
+pub struct Snapshots<D: Disk> {
+    shared: Arc<Shared<D>>,
+}
+
+struct Shared<D: Disk> {
+    disk: D,
+    directory: PathBuf,
+    newest: Mutex<SnapshotMeta>,
+    temporaries: AtomicU64,
+    _lock: Arc<D::Lock>,
+}
+
+impl<D: Disk> Clone for Snapshots<D> {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<D: Disk> Snapshots<D> {
+    pub(crate) fn new(disk: D, directory: PathBuf, newest: SnapshotMeta, lock: Arc<D::Lock>) -> Self {
+        let temporaries = AtomicU64::new(0);
+        Self { shared: Arc::new(Shared { disk, directory, newest: Mutex::new(newest), temporaries, _lock: lock }) }
+    }
+
+    /// The newest snapshot that the log builds on.
+    pub fn newest(&self) -> SnapshotMeta {
+        self.shared.newest.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Reads the newest snapshot. Goes on reading it even if it is replaced meanwhile.
+    pub fn reader(&self) -> Result<SnapshotReader<D>, Fault> {
+        let source = self.source()?;
+        let path = source.path.clone();
+        let decoder = SnapshotDecoder::new(BufReader::with_capacity(BUFFER_BYTES, source))
+            .map_err(|error| into_fault(error, &path))?;
+        Ok(SnapshotReader { decoder, path })
+    }
+
+    /// The newest snapshot as the bytes of its stream, to be sent somewhere.
+    pub fn source(&self) -> Result<SnapshotSource<D>, Fault> {
+        // The newest may be replaced and removed between the question and the opening.
+        loop {
+            let newest = self.newest();
+            let path = self.shared.directory.join(layout::snapshot_name(newest.index, newest.term));
+            match open_source(&self.shared.disk, path) {
+                Err(Fault::Io { source, .. })
+                    if source.kind() == io::ErrorKind::NotFound && self.newest() != newest => {}
+                result => return result,
+            }
+        }
+    }
+
+    /// Begins a snapshot. Several can be written at once, while the log goes on.
+    pub fn writer(&self, meta: SnapshotMeta) -> Result<SnapshotWriter<D>, Fault> {
+        let number = self.shared.temporaries.fetch_add(1, Ordering::Relaxed);
+        let temporary = self.shared.directory.join(layout::snapshot_temporary_name(meta.index, meta.term, number));
+        let failed = |source| Fault::io("writing snapshot", &temporary, source);
+        let file = self.shared.disk.create(&temporary).map_err(failed)?;
+        let output = BufWriter::with_capacity(BUFFER_BYTES, Output { file, offset: 0 });
+        let encoder = SnapshotEncoder::new(output, &meta).map_err(failed)?;
+        Ok(SnapshotWriter { snapshots: self.clone(), meta, temporary, encoder: Some(encoder) })
+    }
+
+    pub(crate) fn set_newest(&self, meta: SnapshotMeta) {
+        *self.shared.newest.lock().unwrap_or_else(PoisonError::into_inner) = meta;
+    }
+}
+
+/// Writes one snapshot. Dropped before [`finish`](Self::finish), it leaves nothing behind.
+pub struct SnapshotWriter<D: Disk> {
+    snapshots: Snapshots<D>,
+    meta: SnapshotMeta,
+    temporary: PathBuf,
+    encoder: Option<SnapshotEncoder<BufWriter<Output<D::File>>>>,
+}
+
+impl<D: Disk> SnapshotWriter<D> {
+    pub fn meta(&self) -> &SnapshotMeta {
+        &self.meta
+    }
+
+    pub fn write_chunk(&mut self, chunk: &[u8]) -> Result<(), Fault> {
+        let Some(encoder) = self.encoder.as_mut() else { return Err(Fault::refused("the snapshot is finished")) };
+        encoder.write_chunk(chunk).map_err(|source| Fault::io("writing snapshot", &self.temporary, source))
+    }
+
+    /// Syncs, reads every byte back, gives the file its name and syncs the directory. Until the store is
+    /// told ([`Store::snapshot_saved`](crate::Store::snapshot_saved),
+    /// [`Store::install_snapshot`](crate::Store::install_snapshot)) nothing builds on it.
+    pub fn finish(mut self) -> Result<SnapshotMeta, Fault> {
+        let Shared { disk, directory, .. } = &*self.snapshots.shared;
+        let failed = |source| Fault::io("writing snapshot", &self.temporary, source);
+        let Some(encoder) = self.encoder.take() else { return Err(Fault::refused("the snapshot is finished")) };
+        let output = encoder.finish().map_err(failed)?;
+        let mut file = output.into_inner().map_err(|error| failed(error.into_error()))?.file;
+        file.sync_data().map_err(failed)?;
+        drop(file);
+        verify(disk, &self.temporary)?;
+        let path = directory.join(layout::snapshot_name(self.meta.index, self.meta.term));
+        disk.rename(&self.temporary, &path).map_err(failed)?;
+        disk.sync_directory(directory).map_err(failed)?;
+        Ok(self.meta.clone())
+    }
+}
+
+impl<D: Disk> Drop for SnapshotWriter<D> {
+    fn drop(&mut self) {
+        // After `finish` there is no such file; if removing fails, opening the store removes it.
+        drop(self.encoder.take());
+        let disk = &self.snapshots.shared.disk;
+        if disk.open(&self.temporary).is_ok() {
+            let _ = disk.remove(&self.temporary);
+        }
+    }
+}
+
+/// Chunks of a snapshot, each verified before it is given out.
+pub struct SnapshotReader<D: Disk> {
+    decoder: SnapshotDecoder<BufReader<SnapshotSource<D>>>,
+    path: PathBuf,
+}
+
+impl<D: Disk> SnapshotReader<D> {
+    pub fn meta(&self) -> &SnapshotMeta {
+        self.decoder.meta()
+    }
+
+    /// `None` after the verified end.
+    pub fn next_chunk(&mut self) -> Result<Option<Bytes>, Fault> {
+        self.decoder.next_chunk().map_err(|error| into_fault(error, &self.path))
+    }
+}
+
+impl<D: Disk> Iterator for SnapshotReader<D> {
+    type Item = Result<Bytes, Fault>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.next_chunk().transpose()
+    }
+}
+
+/// The bytes of a snapshot's file.
+pub struct SnapshotSource<D: Disk> {
+    file: D::File,
+    path: PathBuf,
+    offset: u64,
+    length: u64,
+}
+
+impl<D: Disk> SnapshotSource<D> {
+    /// In all, from the first byte.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+}
+
+impl<D: Disk> Read for SnapshotSource<D> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read_at(buffer, self.offset)?;
+        self.offset += read as u64;
+        Ok(read)
+    }
+}
+
+/// Reads a snapshot's file to its end.
+pub(crate) fn verify<D: Disk>(disk: &D, path: &Path) -> Result<SnapshotMeta, Fault> {
+    let source = open_source(disk, path.to_path_buf())?;
+    SnapshotDecoder::new(BufReader::with_capacity(BUFFER_BYTES, source))
+        .and_then(SnapshotDecoder::verify)
+        .map_err(|error| into_fault(error, path))
+}
+
+fn open_source<D: Disk>(disk: &D, path: PathBuf) -> Result<SnapshotSource<D>, Fault> {
+    let failed = |source| Fault::io("opening", &path, source);
+    let file = disk.open(&path).map_err(failed)?;
+    let length = file.length().map_err(failed)?;
+    Ok(SnapshotSource { file, path, offset: 0, length })
+}
+
+fn into_fault(error: SnapshotError, path: &Path) -> Fault {
+    match error {
+        SnapshotError::Corrupt { offset, reason } => Fault::corrupt(path, offset, reason),
+        SnapshotError::Io(source) => Fault::io("reading", path, source),
+        newer @ SnapshotError::Newer { .. } => Fault::corrupt(path, 0, newer.to_string()),
+    }
+}
+
+/// A file that is written from its beginning to its end.
+struct Output<F> {
+    file: F,
+    offset: u64,
+}
+
+impl<F: DiskFile> Write for Output<F> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write_at(bytes, self.offset)?;
+        self.offset += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
