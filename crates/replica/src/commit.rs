@@ -1,0 +1,188 @@
+//! From a committed entry to its effects: apply it, and tell everybody whom it concerns.
+
+use bytes::Bytes;
+use prost011::Message as _;
+use raft::eraftpb::{ConfChange, ConfChangeV2, Entry, EntryType};
+use tenure_machine::{Applied, Command, LeaseChange, LeaseId, LockChange, LockReply, Reply, codec};
+
+use crate::log::entry_bytes;
+use crate::propose::{Proposal, QueuedCall, Waits};
+use crate::read::Confirmed;
+use crate::{Answered, Failure, Output, Replica};
+
+impl Replica {
+    pub(crate) fn apply(&mut self, committed: Vec<Entry>) {
+        let Some(last) = committed.last().map(|entry| entry.index) else { return };
+        for entry in committed {
+            self.snapshot.log_bytes_since += entry_bytes(&entry);
+            self.apply_entry(entry);
+            if self.failed {
+                return;
+            }
+        }
+        self.node.advance_apply_to(last);
+        self.node.mut_store().trim(last, self.config.log_tail_bytes);
+    }
+
+    pub(crate) fn apply_entry(&mut self, entry: Entry) {
+        let (index, term) = (entry.index, entry.term);
+        let proposal = self.take_proposal(index, term);
+        if entry.entry_type() != EntryType::EntryNormal {
+            self.machine.skip(index, term);
+            self.change_configuration(&entry);
+            return;
+        }
+        if entry.data.is_empty() {
+            self.machine.skip(index, term);
+            if !self.leading && self.is_leader() && term == self.node.raft.term {
+                self.begin_leading();
+            }
+            return;
+        }
+        let envelope = match codec::decode(Bytes::from(entry.data)) {
+            Ok(envelope) => envelope,
+            Err(error) => {
+                self.failed = true;
+                self.outputs.push(Output::Fatal(format!("log entry {index} of term {term}: {error}")));
+                return;
+            }
+        };
+        let applied = self.machine.apply(index, term, &envelope);
+        match envelope.command {
+            Command::Alarm(_) => self.alarm_asked = false,
+            Command::Compact { .. } => self.compact_asked = false,
+            _ => {}
+        }
+        self.tell(applied, proposal.map(|proposal| proposal.waits));
+    }
+
+    /// The proposal that this entry is, if it is one of this member's own.
+    pub(crate) fn take_proposal(&mut self, index: u64, term: u64) -> Option<Proposal> {
+        if self.proposals.has_before(index) {
+            for lost in self.proposals.take_upto(index) {
+                self.lose(lost.waits);
+            }
+        }
+        let proposal = self.proposals.take_at(index)?;
+        if proposal.term == term {
+            return Some(proposal);
+        }
+        self.lose(proposal.waits);
+        None
+    }
+
+    /// Another leader's entry stands where this proposal stood.
+    pub(crate) fn lose(&mut self, waits: Waits) {
+        match waits {
+            Waits::Expiry(leases) => self.keep_leases(&leases),
+            waits => {
+                if let Some(call) = waits.call() {
+                    self.fail(call, Failure::LeaderChanged);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn change_configuration(&mut self, entry: &Entry) {
+        let changed = match entry.entry_type() {
+            EntryType::EntryConfChange => ConfChange::decode(entry.data.as_slice())
+                .ok()
+                .and_then(|change| self.node.apply_conf_change(&change).ok()),
+            // An empty change is the one that leaves a joint configuration; it is applied like any other.
+            _ => ConfChangeV2::decode(entry.data.as_slice())
+                .ok()
+                .and_then(|change| self.node.apply_conf_change(&change).ok()),
+        };
+        match changed {
+            Some(configuration) => self.node.mut_store().set_configuration(configuration),
+            None => {
+                self.failed = true;
+                self.outputs.push(Output::Fatal(format!("log entry {}: bad configuration change", entry.index)));
+            }
+        }
+    }
+
+    /// The first entry of this member's term is applied: from here on it knows all that was granted
+    /// before. Nobody could renew during the election, so every lease starts anew, with a margin.
+    pub(crate) fn begin_leading(&mut self) {
+        self.leading = true;
+        let clock = self.running_ms();
+        let margin = 2 * self.config.election_max_ms;
+        for (lease, ttl_ms) in self.machine.state().lease_ttls_ms() {
+            self.deadlines.set(lease, clock + ttl_ms + margin);
+        }
+    }
+
+    pub(crate) fn tell(&mut self, applied: Applied, waits: Option<Waits>) {
+        if let Some(commit) = &applied.commit {
+            self.hub.feed(commit);
+        }
+        for change in &applied.lease_changes {
+            self.tell_lease(*change);
+        }
+        for change in applied.lock_changes {
+            self.tell_lock(change);
+        }
+        let Some(waits) = waits else { return };
+        let revision = applied.revision;
+        match (waits, applied.reply) {
+            (Waits::Call(call), reply) => {
+                self.answer_at(call, revision, reply.map(Answered::Reply).map_err(Failure::from))
+            }
+            (Waits::Lock { call: Some(call), joiner }, Ok(Reply::Lock(reply))) => {
+                if reply.granted {
+                    self.reads.gather(Confirmed::Grant { call, reply, joiner }, self.running_ms());
+                } else {
+                    self.queued.insert(QueuedCall { call, joiner, reply });
+                }
+            }
+            (Waits::Lock { call: None, joiner, .. }, Ok(Reply::Lock(reply))) => self.leave(&reply.key, joiner),
+            (Waits::Lock { call: Some(call), .. }, Err(refusal)) => {
+                self.answer_at(call, revision, Err(Failure::Refused(refusal)))
+            }
+            (Waits::Lock { .. }, _) => {}
+            (Waits::Expiry(leases), _) => self.keep_leases(&leases),
+            (Waits::Nobody, _) => {}
+        }
+    }
+
+    pub(crate) fn tell_lease(&mut self, change: LeaseChange) {
+        if !self.leading {
+            return;
+        }
+        match change {
+            LeaseChange::Granted { lease, ttl_ms } => self.deadlines.set(lease, self.running_ms() + ttl_ms),
+            LeaseChange::Ended { lease } => {
+                for call in self.deadlines.remove(lease) {
+                    self.answer(call, Ok(Answered::KeptAlive { ttl_ms: None }));
+                }
+            }
+        }
+    }
+
+    pub(crate) fn tell_lock(&mut self, change: LockChange) {
+        match change {
+            LockChange::Granted { key, .. } => {
+                for QueuedCall { call, reply, joiner } in self.queued.take_key(&key) {
+                    let reply = LockReply { granted: true, ahead: 0, ..reply };
+                    self.reads.gather(Confirmed::Grant { call, reply, joiner }, self.running_ms());
+                }
+            }
+            LockChange::Ended { key, cause, .. } => {
+                for queued in self.queued.take_key(&key) {
+                    self.fail(queued.call, Failure::EntryEnded(cause));
+                }
+            }
+        }
+    }
+
+    /// Leases whose expiry is decided: those that are still there live on.
+    pub(crate) fn keep_leases(&mut self, leases: &[LeaseId]) {
+        let (now_ms, retry) = (self.running_ms(), self.running_ms() + self.config.election_max_ms);
+        for lease in leases {
+            for call in self.deadlines.keep(*lease, retry) {
+                self.reads.gather(Confirmed::KeepAlive { call, lease: *lease }, now_ms);
+            }
+        }
+    }
+}

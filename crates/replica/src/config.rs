@@ -1,0 +1,93 @@
+//! What a replica is told when it starts.
+
+use bytes::Bytes;
+use tenure_machine::{Machine, MemberId};
+
+use crate::{HardState, LogEntry};
+
+#[derive(Debug, Clone)]
+pub struct Config {
+    pub cluster: u64,
+    pub member: MemberId,
+    /// Drawn anew each time the process starts.
+    pub boot: u64,
+    /// All of this replica's randomness follows from it.
+    pub seed: u64,
+    pub tick_ms: u64,
+    pub heartbeat_ms: u64,
+    pub election_min_ms: u64,
+    pub election_max_ms: u64,
+    /// A call that could not be answered for so long is told that it timed out.
+    pub call_timeout_ms: u64,
+    /// No snapshot before the log has grown by this much, however small the data.
+    pub snapshot_floor_bytes: u64,
+    /// Applied entries kept in memory for members that lag a little.
+    pub log_tail_bytes: u64,
+    /// Proposals not yet committed; beyond it new ones are refused at once.
+    pub inflight_bytes: u64,
+    /// What a stream of watches may have undelivered before its watches read on from history.
+    pub watch_buffer_bytes: usize,
+    /// Over it the store raises the alarm and takes no more. 0 = no quota.
+    pub quota_bytes: u64,
+    /// History older than this is compacted. 0 = kept.
+    pub history_age_ms: u64,
+    /// History beyond this is compacted. 0 = kept.
+    pub history_bytes: u64,
+    /// A range of more keys than this is answered with a view, to be read on another thread.
+    pub range_budget: usize,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            cluster: 1,
+            member: 1,
+            boot: 1,
+            seed: 1,
+            tick_ms: 10,
+            heartbeat_ms: 50,
+            election_min_ms: 500,
+            election_max_ms: 1000,
+            call_timeout_ms: 7000,
+            snapshot_floor_bytes: 64 << 20,
+            log_tail_bytes: 16 << 20,
+            inflight_bytes: 64 << 20,
+            watch_buffer_bytes: 1 << 20,
+            quota_bytes: 8 << 30,
+            history_age_ms: 60 * 60 * 1000,
+            history_bytes: 1 << 30,
+            range_budget: 128,
+        }
+    }
+}
+
+/// What the storage gave back: the newest snapshot's state and the log behind it.
+pub struct Boot {
+    pub machine: Machine,
+    pub snapshot_index: u64,
+    pub snapshot_term: u64,
+    /// As [`first_configuration`] or [`crate::SaveSnapshot`] gave it.
+    pub configuration: Bytes,
+    pub snapshot_bytes: u64,
+    pub hard_state: HardState,
+    /// Contiguous, from `snapshot_index + 1` on.
+    pub entries: Vec<LogEntry>,
+}
+
+/// The index and term of the state that a new cluster starts from: raft needs the first
+/// configuration to stand in a snapshot, or a learner that joins later finds no voters.
+pub const FIRST_INDEX: u64 = 1;
+pub const FIRST_TERM: u64 = 1;
+
+/// The configuration of a new cluster with these voters.
+pub fn first_configuration(voters: &[MemberId]) -> Bytes {
+    encode_configuration(&raft::eraftpb::ConfState { voters: voters.to_vec(), ..Default::default() })
+}
+
+pub(crate) fn encode_configuration(configuration: &raft::eraftpb::ConfState) -> Bytes {
+    prost011::Message::encode_to_vec(configuration).into()
+}
+
+pub(crate) fn decode_configuration(bytes: &[u8]) -> Option<raft::eraftpb::ConfState> {
+    prost011::Message::decode(bytes).ok()
+}

@@ -1,0 +1,134 @@
+//! When leases end. Kept by the leader alone, in memory: renewals stay off the log.
+//!
+//! Deadlines are points on the *lease clock*: the monotonic clock less every pause of this process,
+//! so that a leader that slept does not take its own sleep for its clients' silence.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tenure_machine::LeaseId;
+
+use crate::CallId;
+
+#[derive(Default)]
+pub(crate) struct Deadlines {
+    by_lease: BTreeMap<LeaseId, u64>,
+    by_time: BTreeSet<(u64, LeaseId)>,
+    /// Leases whose end is proposed, with the renewals that came meanwhile and wait for its outcome.
+    expiring: BTreeMap<LeaseId, Vec<CallId>>,
+}
+
+impl Deadlines {
+    /// Forgets everything: this member leads no more. Gives back the renewals that waited.
+    pub(crate) fn clear(&mut self) -> Vec<CallId> {
+        self.by_lease.clear();
+        self.by_time.clear();
+        std::mem::take(&mut self.expiring).into_values().flatten().collect()
+    }
+
+    pub(crate) fn set(&mut self, lease: LeaseId, deadline: u64) {
+        if let Some(old) = self.by_lease.insert(lease, deadline) {
+            self.by_time.remove(&(old, lease));
+        }
+        self.by_time.insert((deadline, lease));
+    }
+
+    /// The lease is gone; gives back the renewals that waited for that.
+    pub(crate) fn remove(&mut self, lease: LeaseId) -> Vec<CallId> {
+        if let Some(old) = self.by_lease.remove(&lease) {
+            self.by_time.remove(&(old, lease));
+        }
+        self.expiring.remove(&lease).unwrap_or_default()
+    }
+
+    pub(crate) fn deadline(&self, lease: LeaseId) -> Option<u64> {
+        self.by_lease.get(&lease).copied()
+    }
+
+    pub(crate) fn earliest(&self) -> Option<u64> {
+        self.by_time.first().map(|(deadline, _)| *deadline)
+    }
+
+    /// At most `most` leases past their deadline. They count as expiring until they are removed or kept.
+    pub(crate) fn take_due(&mut self, lease_clock: u64, most: usize) -> Vec<LeaseId> {
+        let mut due = Vec::new();
+        while due.len() < most {
+            match self.by_time.first() {
+                Some(&(deadline, lease)) if deadline <= lease_clock => {
+                    self.by_time.pop_first();
+                    self.expiring.insert(lease, Vec::new());
+                    due.push(lease);
+                }
+                _ => break,
+            }
+        }
+        due
+    }
+
+    /// If the lease's end is in flight, the renewal waits for its outcome.
+    pub(crate) fn wait_for_expiry(&mut self, lease: LeaseId, call: CallId) -> bool {
+        match self.expiring.get_mut(&lease) {
+            Some(waiting) => {
+                waiting.push(call);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// The end of this lease was not carried out: it lives on, and is due again at `retry` unless it
+    /// is renewed. Gives back the renewals that waited.
+    pub(crate) fn keep(&mut self, lease: LeaseId, retry: u64) -> Vec<CallId> {
+        let Some(waiting) = self.expiring.remove(&lease) else { return Vec::new() };
+        if self.by_lease.contains_key(&lease) {
+            self.set(lease, retry);
+        }
+        waiting
+    }
+
+    /// Renewals that nobody waits for any more.
+    pub(crate) fn forget_calls(&mut self, is_forgotten: impl Fn(CallId) -> bool) {
+        for waiting in self.expiring.values_mut() {
+            waiting.retain(|call| !is_forgotten(*call));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_renewed_lease_is_due_later() {
+        let mut deadlines = Deadlines::default();
+        deadlines.set(7, 100);
+        deadlines.set(8, 100);
+        deadlines.set(7, 200);
+        assert_eq!(deadlines.take_due(150, 10), [8]);
+        assert_eq!(deadlines.earliest(), Some(200));
+    }
+
+    #[test]
+    fn a_renewal_waits_for_an_expiry_in_flight() {
+        let mut deadlines = Deadlines::default();
+        deadlines.set(7, 100);
+        assert!(!deadlines.wait_for_expiry(7, 1));
+        assert_eq!(deadlines.take_due(100, 10), [7]);
+        assert!(deadlines.take_due(100, 10).is_empty(), "proposed once");
+        assert!(deadlines.wait_for_expiry(7, 1));
+        assert_eq!(deadlines.remove(7), [1]);
+    }
+
+    #[test]
+    fn an_expiry_that_came_to_nothing_leaves_the_lease_due() {
+        let mut deadlines = Deadlines::default();
+        deadlines.set(7, 100);
+        deadlines.take_due(100, 10);
+        deadlines.wait_for_expiry(7, 1);
+        assert_eq!(deadlines.keep(7, 120), [1]);
+        assert!(
+            deadlines.take_due(119, 10).is_empty(),
+            "not at once, or a refused expiry would be proposed without end"
+        );
+        assert_eq!(deadlines.take_due(120, 10), [7]);
+    }
+}

@@ -1,0 +1,119 @@
+//! Everything that can happen to a member, as one closed list.
+
+use bytes::Bytes;
+use tenure_machine::{Command, Keys, LeaseId, Leave, Lock, MemberId, RangeQuery, Revision};
+
+/// Names a call that waits for its answer; chosen by the driver, free again after the step that answered or
+/// cancelled it.
+pub type CallId = u64;
+/// One client's stream of watches.
+pub type StreamId = u64;
+/// A watch within its stream.
+pub type WatchId = u64;
+
+/// The time as the driver saw it when it began a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Now {
+    /// Never goes back; only differences mean anything.
+    pub monotonic_ms: u64,
+    /// For people to read.
+    pub wall_ms: u64,
+}
+
+#[derive(Debug)]
+pub enum Input {
+    /// Replicate a command; answered once it is applied here.
+    Propose {
+        call: CallId,
+        command: Command,
+    },
+    /// Take a place in a lock's queue; answered when it is granted, or when its entry ends.
+    Lock {
+        call: CallId,
+        lock: Lock,
+    },
+    Read {
+        call: CallId,
+        read: Read,
+        consistency: Consistency,
+    },
+    /// Renew a lease; answered once the leader knows that it still leads.
+    KeepAlive {
+        call: CallId,
+        lease: LeaseId,
+    },
+    /// Nobody waits for this call's answer any more. A queued lock leaves its queue.
+    Cancel {
+        call: CallId,
+    },
+    /// The same for a Lock call, whose answer may be on its way: a grant that nobody took is left too.
+    CancelLock {
+        call: CallId,
+        leave: Leave,
+    },
+    Watch {
+        stream: StreamId,
+        request: WatchRequest,
+    },
+    /// A raft message from a peer, as bytes.
+    Message {
+        from: MemberId,
+        message: Bytes,
+    },
+    /// All up to the Persist output of this number is durable.
+    Persisted {
+        number: u64,
+    },
+    /// The snapshot that was asked for last is durable (or could not be written: it is asked for again later).
+    SnapshotSaved {
+        index: u64,
+        bytes: u64,
+    },
+    SnapshotFailed {
+        index: u64,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Consistency {
+    /// Sees everything acknowledged before the read began.
+    Linearizable,
+    /// What this member has applied, right now.
+    Serializable,
+}
+
+#[derive(Debug)]
+pub enum Read {
+    /// Answered with the keys, or with a view if the range is long.
+    Range(RangeQuery),
+    /// The whole state.
+    View,
+    /// What is left of a lease. Only the leader knows.
+    LeaseTimeToLive(LeaseId),
+}
+
+#[derive(Debug)]
+pub enum WatchRequest {
+    /// `start: None` = from the next change on.
+    Create {
+        watch: WatchId,
+        keys: Keys,
+        start: Option<Revision>,
+    },
+    Cancel {
+        watch: WatchId,
+    },
+    /// The reader of a [`crate::Notice::Behind`] has delivered everything before `from`.
+    Resume {
+        watch: WatchId,
+        from: Revision,
+    },
+    /// The stream's reader has passed on this many bytes of what was fed to it.
+    Drained {
+        bytes: usize,
+    },
+    /// Answered by [`crate::Notice::Progress`].
+    Progress,
+    /// The stream is gone with all its watches.
+    Close,
+}

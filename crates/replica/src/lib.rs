@@ -1,0 +1,24 @@
+//! One member of the cluster, without its body: raft, the machine, and what waits on them.
+//!
+//! [`Replica::step`] takes what has happened ([`Input`]) and the time, and gives back what is to be
+//! done ([`Output`]). It never waits, reads no clock, draws randomness only from the seed it was
+//! given, and touches no file and no socket, so a whole cluster runs in one thread of a simulation.
+#![forbid(unsafe_code)]
+
+mod commit;
+pub mod config;
+mod deadlines;
+pub mod input;
+mod log;
+pub mod output;
+mod propose;
+mod read;
+pub mod replica;
+pub mod status;
+mod watch;
+
+pub use config::{Boot, Config, FIRST_INDEX, FIRST_TERM, first_configuration};
+pub use input::{CallId, Consistency, Input, Now, Read, StreamId, WatchId, WatchRequest};
+pub use output::{Answer, Answered, Failure, HardState, LeaseStatus, LogEntry, Notice, Output, Persist, SaveSnapshot};
+pub use replica::{BootError, Replica};
+pub use status::Status;

@@ -1,0 +1,147 @@
+//! Everything a member wants done, as one closed list. The driver performs, it never decides.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tenure_machine::{Commit, LeaseId, LockEnd, LockReply, MemberId, RangeReply, Refusal, Reply, Revision, View};
+
+use crate::{CallId, StreamId, WatchId};
+
+#[derive(Debug)]
+pub enum Output {
+    /// Append to the log, in the order given, then report [`crate::Input::Persisted`].
+    Persist(Persist),
+    /// Hand to a peer; may be lost.
+    Send {
+        to: MemberId,
+        message: Bytes,
+    },
+    Answer {
+        call: CallId,
+        answer: Answer,
+    },
+    Notice {
+        stream: StreamId,
+        notice: Notice,
+    },
+    /// Write this view as a snapshot in the background, then report [`crate::Input::SnapshotSaved`].
+    SaveSnapshot(SaveSnapshot),
+    /// The state can no longer be trusted (a committed entry that this version cannot decode): stop the process.
+    Fatal(String),
+}
+
+/// What must be durable, all of it, before it is reported.
+#[derive(Debug)]
+pub struct Persist {
+    pub number: u64,
+    pub hard_state: Option<HardState>,
+    /// May overwrite a suffix of what was appended before.
+    pub entries: Vec<LogEntry>,
+    /// False = may stay in the page cache.
+    pub sync: bool,
+    /// To be sent only once this and all earlier ones are durable, and only after
+    /// [`crate::Input::Persisted`] was put before the replica: an answer to them must not overtake it.
+    pub messages: Vec<(MemberId, Bytes)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct HardState {
+    pub term: u64,
+    pub vote: u64,
+    pub commit: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogEntry {
+    pub index: u64,
+    pub term: u64,
+    pub kind: u8,
+    pub data: Bytes,
+    pub context: Bytes,
+}
+
+pub struct SaveSnapshot {
+    pub index: u64,
+    pub term: u64,
+    /// Who votes and who learns, at that index, encoded.
+    pub configuration: Bytes,
+    pub view: View,
+}
+
+/// The answer to a call, with what its header says.
+#[derive(Debug)]
+pub struct Answer {
+    pub revision: Revision,
+    pub term: u64,
+    pub result: Result<Answered, Failure>,
+}
+
+// A view is large and seldom: boxing it is left to whoever measures that answers are too dear to move.
+#[allow(clippy::large_enum_variant)]
+#[derive(Debug)]
+pub enum Answered {
+    Reply(Reply),
+    Lock(LockReply),
+    Range(RangeReply),
+    View(View),
+    /// None = there is no such lease.
+    KeptAlive {
+        ttl_ms: Option<u64>,
+    },
+    LeaseTimeToLive(Option<LeaseStatus>),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeaseStatus {
+    pub lease: LeaseId,
+    pub ttl_ms: u64,
+    pub remaining_ms: u64,
+}
+
+/// Why a call got no answer from the state.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error("no leader")]
+    NoLeader,
+    /// The outcome is unknown: the command may still be applied.
+    #[error("timed out")]
+    TimedOut,
+    /// The outcome is unknown.
+    #[error("leader changed")]
+    LeaderChanged,
+    #[error("too many requests")]
+    Overloaded,
+    #[error("request is too large")]
+    TooLarge,
+    /// The entry ended while the call waited for its turn.
+    #[error("the place in the queue is gone")]
+    EntryEnded(LockEnd),
+    #[error("the member is stopping")]
+    Stopping,
+}
+
+/// What a stream of watches is told. In order; a stream's notices are never reordered.
+#[allow(clippy::large_enum_variant)]
+#[derive(Debug)]
+pub enum Notice {
+    /// The watch stands; it will see every change from `revision + 1` on, or is told that it is behind.
+    Created { watch: WatchId, revision: Revision, term: u64 },
+    /// Changes that concern the watch (a commit may hold events of other keys too). Charged as `bytes`
+    /// to the stream until [`crate::WatchRequest::Drained`] gives them back.
+    Commits { watch: WatchId, commits: Vec<Arc<Commit>>, bytes: usize, revision: Revision, term: u64 },
+    /// Read the commits from `from` up to the view's revision out of the view, deliver them at the
+    /// stream's own pace, then ask to resume at the view's revision + 1.
+    Behind { watch: WatchId, from: Revision, view: View, term: u64 },
+    /// What the watch would have to see is gone; the watch is removed.
+    Compacted { watch: WatchId, compacted: Revision, revision: Revision, term: u64 },
+    /// Every watch of the stream has been told all up to `revision`. Withheld while one is behind.
+    Progress { revision: Revision, term: u64 },
+}
+
+impl std::fmt::Debug for SaveSnapshot {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("SaveSnapshot").field("index", &self.index).field("term", &self.term).finish()
+    }
+}

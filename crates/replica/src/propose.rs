@@ -1,0 +1,330 @@
+//! From a command to an entry of the log, and what waits for it to be applied.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use bytes::Bytes;
+use tenure_machine::lock::entry_key;
+use tenure_machine::{
+    Alarm, AlarmChange, AlarmKind, Command, Envelope, LeaseId, Leave, Lock, Op, Refusal, SharedBytes, Txn, codec,
+};
+
+use crate::read::Confirmed;
+use crate::{CallId, Failure, Replica};
+
+/// Leases expired by one command; more than these are expired by the next one.
+const EXPIRE_AT_ONCE: usize = 50_000;
+/// How often the leader notes which revision is how old, to compact by age.
+const HISTORY_SAMPLE_MS: u64 = 60_000;
+
+impl Replica {
+    pub(crate) fn propose(&mut self, command: Command, waits: Waits) {
+        let now_ms = self.running_ms();
+        if !self.is_leader() {
+            self.unsent.push(Unsent { since_ms: now_ms, command, waits });
+            return;
+        }
+        if self.is_over_quota() && self.grows(&command) {
+            if let Some(call) = waits.call() {
+                self.fail(call, Failure::Refused(Refusal::NoSpace));
+            }
+            self.raise_no_space();
+            return;
+        }
+        let envelope = Envelope { wall_ms: self.now.wall_ms, origin: None, command };
+        let mut data = Vec::new();
+        codec::encode(&envelope, &mut data);
+        if self.node.propose(Vec::new(), data).is_err() {
+            // The only way a leader refuses is that too much is under way.
+            match waits.call() {
+                Some(call) => self.fail(call, Failure::Overloaded),
+                None => self.unsent.push(Unsent { since_ms: now_ms, command: envelope.command, waits }),
+            }
+            return;
+        }
+        let raft = &self.node.raft;
+        let (index, term) = (raft.raft_log.last_index(), raft.term);
+        // What this member proposed in an earlier term from this index on is overwritten by now.
+        for lost in self.proposals.take_from(index) {
+            self.lose(lost.waits);
+        }
+        self.proposals.push(Proposal { index, term, since_ms: now_ms, waits });
+    }
+
+    pub(crate) fn is_over_quota(&self) -> bool {
+        self.config.quota_bytes > 0 && self.machine.state().bytes() > self.config.quota_bytes
+    }
+
+    /// Whether a command can make the store larger: such are refused once the quota is reached.
+    fn grows(&self, command: &Command) -> bool {
+        match command {
+            Command::Put(_) | Command::LeaseGrant(_) => true,
+            // To ask again for a place that one has adds nothing.
+            Command::Lock(lock) => self.machine.state().lock_entry(&entry_key(&lock.name, lock.lease)).is_none(),
+            Command::Txn(txn) => txn_grows(txn),
+            _ => false,
+        }
+    }
+
+    pub(crate) fn raise_no_space(&mut self) {
+        let alarm = Alarm { member: self.config.member, kind: AlarmKind::NoSpace };
+        if !self.alarm_asked && !self.machine.state().alarms().contains(&alarm) {
+            self.alarm_asked = true;
+            self.propose(Command::Alarm(AlarmChange::Raise(alarm)), Waits::Nobody);
+        }
+    }
+
+    pub(crate) fn send_unsent(&mut self) {
+        if self.is_leader() && !self.unsent.is_empty() {
+            for unsent in std::mem::take(&mut self.unsent) {
+                self.propose(unsent.command, unsent.waits);
+            }
+        }
+    }
+
+    pub(crate) fn cancel(&mut self, call: CallId, leave: Option<Leave>) {
+        match self.queued.take_call(call) {
+            Some(queued) => self.leave(&queued.reply.key, queued.joiner),
+            None => self.cancelled.push((call, leave)),
+        }
+    }
+
+    /// One walk over what waits for all cancelled calls of a step: clients leave in crowds.
+    pub(crate) fn cancel_rest(&mut self) {
+        if self.cancelled.is_empty() {
+            return;
+        }
+        let mut cancelled = std::mem::take(&mut self.cancelled);
+        cancelled.sort_unstable_by_key(|(call, _)| *call);
+        let is_cancelled = |call: CallId| cancelled.binary_search_by_key(&call, |(call, _)| *call).is_ok();
+        let mut found = self.proposals.abandon_calls(is_cancelled);
+        self.unsent.retain(|unsent| match unsent.waits.call() {
+            Some(call) if is_cancelled(call) => {
+                found.push(call);
+                false
+            }
+            _ => true,
+        });
+        self.deadlines.forget_calls(is_cancelled);
+        for waiting in self.reads.take_calls(is_cancelled) {
+            found.push(waiting.what.call());
+            self.give_up(&waiting.what);
+        }
+        found.sort_unstable();
+        for (call, leave) in cancelled {
+            // Answered already, and the answer met nobody.
+            if let Some(leave) = leave
+                && found.binary_search(&call).is_err()
+            {
+                self.propose(Command::Leave(leave), Waits::Nobody);
+            }
+        }
+    }
+
+    /// Nobody will be told of this; a lock that was about to be told is left.
+    pub(crate) fn give_up(&mut self, what: &Confirmed) {
+        if let Confirmed::Grant { reply, joiner, .. } = what {
+            self.leave(&reply.key, *joiner);
+        }
+    }
+
+    /// Rule 1: the leave names the call that it cleans up after, so that it cannot free what a retry holds.
+    pub(crate) fn leave(&mut self, key: &[u8], joiner: u128) {
+        let leave = Leave { key: Bytes::copy_from_slice(key), call: joiner };
+        self.propose(Command::Leave(leave), Waits::Nobody);
+    }
+
+    pub(crate) fn expire_due(&mut self) {
+        let leases = self.deadlines.take_due(self.running_ms(), EXPIRE_AT_ONCE);
+        if !leases.is_empty() {
+            let command = Command::LeaseExpire { term: self.node.raft.term, leases: leases.clone() };
+            self.propose(command, Waits::Expiry(leases));
+        }
+    }
+
+    /// Rule 8: history is bounded by age and by size.
+    pub(crate) fn compact_history(&mut self) {
+        let now_ms = self.now.monotonic_ms;
+        let state = self.machine.state();
+        let (revision, compacted) = (state.revision(), state.compacted_revision().max(1));
+        let mut upto = 0;
+        if self.config.history_age_ms > 0 {
+            if self.history_samples.back().is_none_or(|(at, _)| now_ms - at >= HISTORY_SAMPLE_MS) {
+                self.history_samples.push_back((now_ms, revision));
+            }
+            while let Some(&(at, sampled)) = self.history_samples.front()
+                && now_ms - at >= self.config.history_age_ms
+            {
+                upto = sampled;
+                self.history_samples.pop_front();
+            }
+        }
+        let history_bytes = state.bytes().saturating_sub(state.bytes_live());
+        // What was compacted but not yet freed still counts: only when that is gone is the size known.
+        if self.config.history_bytes > 0 && history_bytes > self.config.history_bytes && !self.machine.trim(0) {
+            upto = upto.max(compacted + (revision - compacted) / 2);
+        }
+        if upto > compacted && !self.compact_asked {
+            self.compact_asked = true;
+            self.propose(Command::Compact { revision: upto }, Waits::Nobody);
+        }
+    }
+}
+
+/// A command that cannot be proposed yet, because there is no leader.
+pub(crate) struct Unsent {
+    pub(crate) since_ms: u64,
+    pub(crate) command: Command,
+    pub(crate) waits: Waits,
+}
+
+/// Who is to be told what became of a proposal.
+pub(crate) enum Waits {
+    Call(CallId),
+    /// A place in a queue; its call is answered at the grant. None = the call is gone, so the place is to be left.
+    Lock {
+        call: Option<CallId>,
+        joiner: u128,
+    },
+    /// The leader's own expiry of these leases.
+    Expiry(Vec<LeaseId>),
+    Nobody,
+}
+
+impl Waits {
+    pub(crate) fn for_lock(call: CallId, lock: &Lock) -> Waits {
+        Waits::Lock { call: Some(call), joiner: lock.call }
+    }
+
+    pub(crate) fn call(&self) -> Option<CallId> {
+        match self {
+            Waits::Call(call) => Some(*call),
+            Waits::Lock { call, .. } => *call,
+            Waits::Expiry(_) | Waits::Nobody => None,
+        }
+    }
+
+    /// The call is gone. A place that it may still get is left as soon as it is known.
+    pub(crate) fn abandon(&mut self) {
+        match self {
+            Waits::Call(_) => *self = Waits::Nobody,
+            Waits::Lock { call, .. } => *call = None,
+            Waits::Expiry(_) | Waits::Nobody => {}
+        }
+    }
+}
+
+pub(crate) struct Proposal {
+    pub(crate) index: u64,
+    pub(crate) term: u64,
+    pub(crate) since_ms: u64,
+    pub(crate) waits: Waits,
+}
+
+/// Proposals in the order of their index.
+#[derive(Default)]
+pub(crate) struct Proposals {
+    pending: VecDeque<Proposal>,
+}
+
+impl Proposals {
+    pub(crate) fn push(&mut self, proposal: Proposal) {
+        self.pending.push_back(proposal);
+    }
+
+    /// The proposal that stands at `index`; those before it can no longer be applied as they were proposed.
+    pub(crate) fn take_upto(&mut self, index: u64) -> Vec<Proposal> {
+        let count = self.pending.iter().take_while(|proposal| proposal.index < index).count();
+        self.pending.drain(..count).collect()
+    }
+
+    /// Proposals that stand at `index` or behind it.
+    pub(crate) fn take_from(&mut self, index: u64) -> Vec<Proposal> {
+        let count = self.pending.iter().rev().take_while(|proposal| proposal.index >= index).count();
+        self.pending.drain(self.pending.len() - count..).collect()
+    }
+
+    pub(crate) fn take_at(&mut self, index: u64) -> Option<Proposal> {
+        if self.pending.front().is_some_and(|proposal| proposal.index == index) {
+            return self.pending.pop_front();
+        }
+        None
+    }
+
+    pub(crate) fn has_before(&self, index: u64) -> bool {
+        self.pending.front().is_some_and(|proposal| proposal.index < index)
+    }
+
+    /// Gives up waiting for proposals older than `since_ms`; they stay, because they may still be applied.
+    pub(crate) fn abandon_older_than(&mut self, since_ms: u64) -> Vec<CallId> {
+        let mut calls = Vec::new();
+        for proposal in self.pending.iter_mut().take_while(|proposal| proposal.since_ms < since_ms) {
+            calls.extend(proposal.waits.call());
+            proposal.waits.abandon();
+        }
+        calls
+    }
+
+    /// Gives the calls that were found.
+    pub(crate) fn abandon_calls(&mut self, is_abandoned: impl Fn(CallId) -> bool) -> Vec<CallId> {
+        let mut abandoned = Vec::new();
+        for proposal in &mut self.pending {
+            if let Some(call) = proposal.waits.call().filter(|call| is_abandoned(*call)) {
+                proposal.waits.abandon();
+                abandoned.push(call);
+            }
+        }
+        abandoned
+    }
+}
+
+/// Calls that stand in a queue and wait for their turn.
+#[derive(Default)]
+pub(crate) struct Queued {
+    by_key: BTreeMap<SharedBytes, Vec<QueuedCall>>,
+    by_call: BTreeMap<CallId, SharedBytes>,
+}
+
+#[derive(Clone)]
+pub(crate) struct QueuedCall {
+    pub(crate) call: CallId,
+    pub(crate) joiner: u128,
+    pub(crate) reply: tenure_machine::LockReply,
+}
+
+impl Queued {
+    pub(crate) fn len(&self) -> usize {
+        self.by_call.len()
+    }
+
+    pub(crate) fn insert(&mut self, queued: QueuedCall) {
+        self.by_call.insert(queued.call, queued.reply.key.clone());
+        self.by_key.entry(queued.reply.key.clone()).or_default().push(queued);
+    }
+
+    pub(crate) fn take_key(&mut self, key: &SharedBytes) -> Vec<QueuedCall> {
+        let calls = self.by_key.remove(key).unwrap_or_default();
+        for queued in &calls {
+            self.by_call.remove(&queued.call);
+        }
+        calls
+    }
+
+    pub(crate) fn take_call(&mut self, call: CallId) -> Option<QueuedCall> {
+        let key = self.by_call.remove(&call)?;
+        let calls = self.by_key.get_mut(&key)?;
+        let position = calls.iter().position(|queued| queued.call == call)?;
+        let queued = calls.swap_remove(position);
+        if calls.is_empty() {
+            self.by_key.remove(&key);
+        }
+        Some(queued)
+    }
+}
+
+fn txn_grows(txn: &Txn) -> bool {
+    txn.success.iter().chain(&txn.failure).any(|op| match op {
+        Op::Put(_) => true,
+        Op::Txn(txn) => txn_grows(txn),
+        Op::Range(_) | Op::Delete(_) => false,
+    })
+}

@@ -1,0 +1,527 @@
+//! The member itself: one step at a time.
+//!
+//! A step ticks raft, takes what came in, and then turns raft's crank until it stands still: what
+//! is to be persisted goes out, what is committed is applied and answered, what was confirmed is
+//! read. Everything a step does is in its outputs, in the order in which it must be done.
+
+use prost011::Message as _;
+use raft::eraftpb::{ConfState, Entry, HardState as RaftHardState, Message, MessageType};
+use raft::{RawNode, StateRole};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+use tenure_machine::{Command, Leave, Machine, MemberId};
+
+use crate::config::{Boot, Config, decode_configuration, encode_configuration};
+use crate::deadlines::Deadlines;
+use crate::log::Log;
+use crate::propose::{Proposals, Queued, Unsent, Waits};
+use crate::read::{Confirmed, Reads};
+use crate::watch::Hub;
+use crate::{
+    Answer, Answered, CallId, Consistency, Failure, HardState, Input, LogEntry, Now, Output, Persist, SaveSnapshot,
+    Status,
+};
+
+/// History events freed in a tick after a compaction, beside those that each command frees.
+const TRIM_EVENTS: usize = 256;
+/// How long a member alone may sleep when nothing is due.
+const IDLE_MS: u64 = 500;
+
+/// Why a member cannot start from what it was given.
+#[derive(Debug, thiserror::Error)]
+pub enum BootError {
+    #[error("the snapshot's configuration cannot be decoded")]
+    Configuration,
+    #[error("raft refuses to start: {0}")]
+    Raft(String),
+}
+
+pub struct Replica {
+    pub(crate) config: Config,
+    pub(crate) node: RawNode<Log>,
+    pub(crate) machine: Machine,
+    pub(crate) random: ChaCha8Rng,
+    pub(crate) now: Now,
+    /// When the driver was told to step again at the latest.
+    pub(crate) wake_ms: u64,
+    pub(crate) last_tick_ms: u64,
+    /// All pauses of this process together, see [`crate::deadlines`].
+    pub(crate) paused_ms: u64,
+    pub(crate) role: (StateRole, u64),
+    /// This member leads, and has applied everything that was committed before its term.
+    pub(crate) leading: bool,
+    pub(crate) unsent: Vec<Unsent>,
+    pub(crate) proposals: Proposals,
+    pub(crate) reads: Reads,
+    pub(crate) queued: Queued,
+    pub(crate) deadlines: Deadlines,
+    pub(crate) hub: Hub,
+    /// Number of the last Ready that was given to the log, and of the last one altogether.
+    pub(crate) persist_asked: u64,
+    pub(crate) persist_done: u64,
+    pub(crate) last_ready: u64,
+    pub(crate) unpersisted_since_ms: Option<u64>,
+    pub(crate) timeouts_due_ms: u64,
+    /// Compaction has left something to free.
+    pub(crate) is_trimming: bool,
+    /// Calls given up in this step; looked for once, when all inputs are taken.
+    pub(crate) cancelled: Vec<(CallId, Option<Leave>)>,
+    pub(crate) snapshot: SnapshotProgress,
+    /// Revisions with the time at which they were current.
+    pub(crate) history_samples: std::collections::VecDeque<(u64, i64)>,
+    pub(crate) alarm_asked: bool,
+    pub(crate) compact_asked: bool,
+    pub(crate) outputs: Vec<Output>,
+    pub(crate) failed: bool,
+}
+
+pub(crate) struct SnapshotProgress {
+    pub(crate) index: u64,
+    pub(crate) bytes: u64,
+    pub(crate) log_bytes_since: u64,
+    pub(crate) saving: Option<u64>,
+}
+
+impl Replica {
+    pub fn boot(config: Config, boot: Boot, now: Now) -> Result<Replica, BootError> {
+        let configuration = decode_configuration(&boot.configuration).ok_or(BootError::Configuration)?;
+        let single = is_only_voter(config.member, &configuration);
+        let hard_state = RaftHardState {
+            term: boot.hard_state.term.max(boot.snapshot_term),
+            // A vote counts in its own term only.
+            vote: if boot.hard_state.term < boot.snapshot_term { raft::INVALID_ID } else { boot.hard_state.vote },
+            // A commit index may be written ahead of its entries only by a fault; the entries decide.
+            commit: boot.hard_state.commit.clamp(boot.snapshot_index, boot.snapshot_index + boot.entries.len() as u64),
+        };
+        let entries = boot.entries.into_iter().map(raft_entry).collect();
+        let log = Log::new(hard_state, configuration, boot.snapshot_index, boot.snapshot_term, entries);
+        let (election_min_ticks, election_max_ticks) = election_ticks(&config);
+        let raft_config = raft::Config {
+            id: config.member,
+            election_tick: election_min_ticks,
+            min_election_tick: election_min_ticks,
+            max_election_tick: election_max_ticks,
+            heartbeat_tick: (config.heartbeat_ms / config.tick_ms).max(1) as usize,
+            applied: boot.snapshot_index,
+            max_size_per_msg: config.inflight_bytes.min(1 << 20),
+            max_inflight_msgs: 256,
+            check_quorum: true,
+            pre_vote: true,
+            read_only_option: raft::ReadOnlyOption::Safe,
+            max_uncommitted_size: config.inflight_bytes,
+            max_committed_size_per_ready: 4 << 20,
+            ..Default::default()
+        };
+        let logger = slog::Logger::root(slog::Discard, slog::o!());
+        let mut node = RawNode::new(&raft_config, log, &logger).map_err(|error| BootError::Raft(error.to_string()))?;
+        // Alone there is nobody to wait for.
+        if single {
+            node.campaign().map_err(|error| BootError::Raft(error.to_string()))?;
+        }
+        let role = (StateRole::Follower, 0);
+        let mut replica = Replica {
+            random: ChaCha8Rng::seed_from_u64(config.seed),
+            hub: Hub::new(config.watch_buffer_bytes),
+            node,
+            machine: boot.machine,
+            now,
+            wake_ms: now.monotonic_ms,
+            last_tick_ms: now.monotonic_ms,
+            paused_ms: 0,
+            role,
+            leading: false,
+            unsent: Vec::new(),
+            proposals: Proposals::default(),
+            reads: Reads::default(),
+            queued: Queued::default(),
+            deadlines: Deadlines::default(),
+            persist_asked: 0,
+            persist_done: 0,
+            last_ready: 0,
+            unpersisted_since_ms: None,
+            timeouts_due_ms: 0,
+            is_trimming: false,
+            cancelled: Vec::new(),
+            snapshot: SnapshotProgress {
+                index: boot.snapshot_index,
+                bytes: boot.snapshot_bytes,
+                // The entries behind the snapshot count when they are applied.
+                log_bytes_since: 0,
+                saving: None,
+            },
+            history_samples: Default::default(),
+            alarm_asked: false,
+            compact_asked: false,
+            outputs: Vec::new(),
+            failed: false,
+            config,
+        };
+        replica.note_role();
+        Ok(replica)
+    }
+
+    /// Takes what has happened and gives what is to be done, in order.
+    pub fn step(&mut self, now: Now, inputs: impl IntoIterator<Item = Input>, outputs: &mut Vec<Output>) {
+        if self.failed {
+            return;
+        }
+        std::mem::swap(&mut self.outputs, outputs);
+        self.pass_time(now);
+        for input in inputs {
+            self.take(input);
+        }
+        self.cancel_rest();
+        self.crank();
+        if !self.failed {
+            self.end_step();
+        }
+        std::mem::swap(&mut self.outputs, outputs);
+    }
+
+    /// When to step again even if nothing comes in.
+    pub fn wake_ms(&self) -> u64 {
+        self.wake_ms
+    }
+
+    pub fn status(&self) -> Status {
+        let state = self.machine.state();
+        Status {
+            cluster: self.config.cluster,
+            member: self.config.member,
+            leader: self.node.raft.leader_id,
+            learner: self.node.store().configuration().learners.contains(&self.config.member),
+            term: self.node.raft.term,
+            last_index: self.node.raft.raft_log.last_index(),
+            commit_index: self.node.raft.raft_log.committed,
+            applied_index: self.machine.applied_index(),
+            revision: state.revision(),
+            compacted_revision: state.compacted_revision(),
+            bytes: state.bytes(),
+            bytes_live: state.bytes_live(),
+            leases: state.lease_count(),
+            watches: self.hub.watches(),
+            waiting_locks: self.queued.len() as u64,
+            snapshot_index: self.snapshot.index,
+        }
+    }
+
+    /// The state as applied so far; for checkers and tools.
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    /// The monotonic clock less every pause of this process: what leases, and all who wait, are measured by.
+    pub(crate) fn running_ms(&self) -> u64 {
+        self.now.monotonic_ms - self.paused_ms
+    }
+
+    pub(crate) fn is_leader(&self) -> bool {
+        self.node.raft.state == StateRole::Leader
+    }
+
+    pub(crate) fn is_only_voter(&self) -> bool {
+        is_only_voter(self.config.member, self.node.store().configuration())
+    }
+
+    /// Nobody else is there, not even a learner.
+    pub(crate) fn is_alone(&self) -> bool {
+        let configuration = self.node.store().configuration();
+        self.is_only_voter() && configuration.learners.is_empty() && configuration.learners_next.is_empty()
+    }
+
+    pub(crate) fn pass_time(&mut self, now: Now) {
+        let before = self.now.monotonic_ms;
+        self.now = Now { monotonic_ms: now.monotonic_ms.max(before), wall_ms: now.wall_ms };
+        let now_ms = self.now.monotonic_ms;
+        let late_ms = now_ms.saturating_sub(self.wake_ms.max(before));
+        if late_ms >= self.config.election_min_ms / 2 {
+            // Rule 14: clients could not reach a leader that did not run. It may have stopped right after its
+            // last step, so all of the time since then is given back, not only what it overslept.
+            self.paused_ms += now_ms - before;
+            self.last_tick_ms = now_ms.saturating_sub(self.config.tick_ms);
+        }
+        let ticked = now_ms - self.last_tick_ms >= self.config.tick_ms;
+        while now_ms - self.last_tick_ms >= self.config.tick_ms {
+            self.last_tick_ms += self.config.tick_ms;
+            if self.is_alone() && self.is_leader() {
+                self.last_tick_ms = now_ms;
+                break;
+            }
+            self.node.tick();
+            self.note_role();
+        }
+        self.step_down_if_log_hangs();
+        self.time_out_calls();
+        if ticked {
+            self.is_trimming = self.machine.trim(TRIM_EVENTS);
+        }
+        if self.leading {
+            self.expire_due();
+            self.compact_history();
+        }
+    }
+
+    /// Rule 14: a leader that cannot write its log must not keep others from leading.
+    pub(crate) fn step_down_if_log_hangs(&mut self) {
+        let hangs = self
+            .unpersisted_since_ms
+            .is_some_and(|since_ms| self.running_ms().saturating_sub(since_ms) > self.config.election_max_ms);
+        if hangs && self.is_leader() && !self.is_only_voter() {
+            let term = self.node.raft.term;
+            self.node.raft.become_follower(term, raft::INVALID_ID);
+            self.note_role();
+        }
+    }
+
+    /// Looks at everything that waits, so once in a tick is often enough.
+    pub(crate) fn time_out_calls(&mut self) {
+        let now_ms = self.running_ms();
+        if now_ms < self.timeouts_due_ms {
+            return;
+        }
+        self.timeouts_due_ms = now_ms + self.config.tick_ms;
+        self.reads.retry_older_than(now_ms.saturating_sub(self.config.election_min_ms));
+        let Some(since_ms) = now_ms.checked_sub(self.config.call_timeout_ms) else { return };
+        for call in self.proposals.abandon_older_than(since_ms) {
+            self.fail(call, Failure::TimedOut);
+        }
+        for waiting in self.reads.take_older_than(since_ms) {
+            self.fail(waiting.what.call(), self.why_unanswered());
+            self.give_up(&waiting.what);
+        }
+        let late = self.unsent.iter().take_while(|unsent| unsent.since_ms < since_ms).count();
+        let mut kept = Vec::new();
+        for unsent in self.unsent.drain(..late).collect::<Vec<_>>() {
+            match unsent.waits.call() {
+                Some(call) => self.fail(call, Failure::NoLeader),
+                // A leave must reach the log one day: somebody else waits behind that place.
+                None => kept.push(Unsent { since_ms: now_ms, ..unsent }),
+            }
+        }
+        self.unsent.extend(kept);
+    }
+
+    pub(crate) fn why_unanswered(&self) -> Failure {
+        if self.node.raft.leader_id == raft::INVALID_ID { Failure::NoLeader } else { Failure::TimedOut }
+    }
+
+    pub(crate) fn take(&mut self, input: Input) {
+        match input {
+            Input::Propose { call, command } => self.propose(command, Waits::Call(call)),
+            Input::Lock { call, lock } => {
+                let waits = Waits::for_lock(call, &lock);
+                self.propose(Command::Lock(lock), waits);
+            }
+            Input::Read { call, read, consistency: Consistency::Serializable } => self.read(call, read),
+            Input::Read { call, read, consistency: Consistency::Linearizable } => {
+                self.reads.gather(Confirmed::Read { call, read }, self.running_ms())
+            }
+            Input::KeepAlive { call, lease } => {
+                self.reads.gather(Confirmed::KeepAlive { call, lease }, self.running_ms())
+            }
+            Input::Cancel { call } => self.cancel(call, None),
+            Input::CancelLock { call, leave } => self.cancel(call, Some(leave)),
+            Input::Watch { stream, request } => {
+                let term = self.node.raft.term;
+                self.hub.take(stream, request, &self.machine, term, &mut self.outputs)
+            }
+            Input::Message { from, message } => self.take_message(from, &message),
+            Input::Persisted { number } => self.persisted(number),
+            Input::SnapshotSaved { index, bytes } => {
+                if self.snapshot.saving == Some(index) {
+                    self.snapshot =
+                        SnapshotProgress { index, bytes, log_bytes_since: self.snapshot.log_bytes_since, saving: None };
+                }
+            }
+            Input::SnapshotFailed { index } => {
+                if self.snapshot.saving == Some(index) {
+                    self.snapshot.saving = None;
+                }
+            }
+        }
+    }
+
+    pub(crate) fn take_message(&mut self, from: u64, message: &[u8]) {
+        // What does not decode, is meant for another, or cannot be handled yet (proposals of others, a
+        // snapshot to install) is dropped as if the network had lost it.
+        if let Ok(message) = Message::decode(message)
+            && message.to == self.config.member
+            && message.from == from
+            && !matches!(message.msg_type(), MessageType::MsgPropose | MessageType::MsgSnapshot)
+        {
+            let _ = self.node.step(message);
+            self.note_role();
+        }
+    }
+
+    /// Turns raft until it stands still.
+    pub(crate) fn crank(&mut self) {
+        loop {
+            self.note_role();
+            self.send_unsent();
+            self.issue_reads();
+            if !self.node.has_ready() {
+                break;
+            }
+            self.take_ready();
+            if self.failed {
+                break;
+            }
+        }
+    }
+
+    /// Rule 16: the election timeout is drawn when role or term changes, and only then.
+    pub(crate) fn note_role(&mut self) {
+        let role = (self.node.raft.state, self.node.raft.term);
+        if role == self.role {
+            return;
+        }
+        self.role = role;
+        let (low, high) = election_ticks(&self.config);
+        let ticks = low + (self.random.next_u64() % (high - low) as u64) as usize;
+        self.node.raft.set_randomized_election_timeout(ticks);
+        (self.alarm_asked, self.compact_asked) = (false, false);
+        if self.leading {
+            self.leading = false;
+            self.history_samples.clear();
+            // In another term they would expire nothing.
+            self.unsent.retain(|unsent| !matches!(unsent.waits, Waits::Expiry(_)));
+            let mut calls = self.deadlines.clear();
+            calls.extend(self.reads.take_leaders_own());
+            for call in calls {
+                self.fail(call, Failure::LeaderChanged);
+            }
+        }
+    }
+
+    pub(crate) fn take_ready(&mut self) {
+        let mut ready = self.node.ready();
+        let number = ready.number();
+        self.last_ready = number;
+        for message in ready.take_messages() {
+            self.outputs.push(Output::Send { to: message.to, message: message.encode_to_vec().into() });
+        }
+        let messages: Vec<_> =
+            ready.take_persisted_messages().into_iter().map(|m| (m.to, m.encode_to_vec().into())).collect();
+        let hard_state = ready.hs().map(|state| HardState { term: state.term, vote: state.vote, commit: state.commit });
+        let entries = ready.take_entries();
+        let sync = ready.must_sync();
+        self.node.mut_store().append(&entries);
+        let read_states = ready.take_read_states();
+        let committed = ready.take_committed_entries();
+        let is_leader = self.is_leader();
+        self.node.advance_append_async(ready);
+        // Rule 5: all that must be durable, or must wait for what is, goes through the log in order.
+        // Of what a leader has to say only the commit index is left out: it is found again by itself.
+        if sync || !entries.is_empty() || !messages.is_empty() || (!is_leader && hard_state.is_some()) {
+            let entries = entries.into_iter().map(log_entry).collect();
+            self.persist_asked = number;
+            self.unpersisted_since_ms.get_or_insert(self.now.monotonic_ms - self.paused_ms);
+            self.outputs.push(Output::Persist(Persist { number, hard_state, entries, sync, messages }));
+        } else if self.persist_asked == self.persist_done {
+            self.node.on_persist_ready(number);
+        }
+        for read_state in read_states {
+            if let Some(context) = self.own_context(&read_state.request_ctx) {
+                self.reads.confirm(context, read_state.index);
+            }
+        }
+        self.apply(committed);
+        self.do_confirmed();
+    }
+
+    pub(crate) fn persisted(&mut self, number: u64) {
+        if number <= self.persist_done {
+            return;
+        }
+        self.persist_done = number;
+        let all_done = number >= self.persist_asked;
+        self.unpersisted_since_ms = (!all_done).then_some(self.running_ms());
+        // Readys behind the last one that went to the log had nothing to persist.
+        self.node.on_persist_ready(if all_done { self.last_ready } else { number });
+    }
+
+    pub(crate) fn answer(&mut self, call: CallId, result: Result<Answered, Failure>) {
+        self.answer_at(call, self.machine.state().revision(), result);
+    }
+
+    pub(crate) fn answer_at(&mut self, call: CallId, revision: i64, result: Result<Answered, Failure>) {
+        let answer = Answer { revision, term: self.node.raft.term, result };
+        self.outputs.push(Output::Answer { call, answer });
+    }
+
+    pub(crate) fn fail(&mut self, call: CallId, failure: Failure) {
+        self.answer(call, Err(failure));
+    }
+
+    pub(crate) fn end_step(&mut self) {
+        self.hub.flush(&self.machine, self.node.raft.term, &mut self.outputs);
+        self.ask_for_snapshot();
+        self.wake_ms = self.next_wake_ms();
+    }
+
+    /// When the log has outgrown the data, a snapshot costs no more than the log did.
+    pub(crate) fn ask_for_snapshot(&mut self) {
+        let progress = &mut self.snapshot;
+        let due = progress.log_bytes_since > progress.bytes.max(self.config.snapshot_floor_bytes);
+        if !due || progress.saving.is_some() || self.machine.applied_index() <= progress.index {
+            return;
+        }
+        let index = self.machine.applied_index();
+        progress.saving = Some(index);
+        progress.log_bytes_since = 0;
+        self.outputs.push(Output::SaveSnapshot(SaveSnapshot {
+            index,
+            term: self.machine.applied_term(),
+            configuration: encode_configuration(self.node.store().configuration()),
+            view: self.machine.view(),
+        }));
+    }
+
+    pub(crate) fn next_wake_ms(&self) -> u64 {
+        let now_ms = self.now.monotonic_ms;
+        // A member alone has nobody to hear from: it need not tick while nothing is due.
+        let idle_ms = if self.is_alone() && self.is_leader() { IDLE_MS } else { self.config.tick_ms };
+        let mut wake = self.last_tick_ms.max(now_ms.saturating_sub(self.config.tick_ms)) + idle_ms;
+        if self.leading
+            && let Some(deadline) = self.deadlines.earliest()
+        {
+            wake = wake.min(deadline + self.paused_ms);
+        }
+        if !self.reads.is_idle() || self.is_trimming {
+            wake = wake.min(now_ms + self.config.tick_ms);
+        }
+        wake.max(now_ms + 1)
+    }
+}
+
+fn is_only_voter(member: MemberId, configuration: &ConfState) -> bool {
+    configuration.voters == [member] && configuration.voters_outgoing.is_empty()
+}
+
+/// The election timeout lies in this range of ticks, its end excluded: raft insists on it.
+fn election_ticks(config: &Config) -> (usize, usize) {
+    let low = (config.election_min_ms / config.tick_ms).max(2) as usize;
+    (low, ((config.election_max_ms / config.tick_ms) as usize).max(low + 1))
+}
+
+fn raft_entry(entry: LogEntry) -> Entry {
+    Entry {
+        entry_type: entry.kind as i32,
+        term: entry.term,
+        index: entry.index,
+        data: entry.data.into(),
+        context: entry.context.into(),
+        ..Default::default()
+    }
+}
+
+fn log_entry(entry: Entry) -> LogEntry {
+    LogEntry {
+        index: entry.index,
+        term: entry.term,
+        kind: entry.entry_type as u8,
+        data: entry.data.into(),
+        context: entry.context.into(),
+    }
+}
