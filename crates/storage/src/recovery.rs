@@ -44,6 +44,8 @@ pub(crate) struct Reading {
     tail_offset: u64,
     /// Where the file has its last byte that is not zero.
     tail_dirty: u64,
+    /// The bytes of the last batch (with the segment's header, if it is the first one there), and where they stand.
+    last_batch: (u64, Vec<u8>),
 }
 
 /// Reads the log of segments `sequences` (ascending) on top of `snapshot`.
@@ -69,6 +71,7 @@ pub(crate) fn read<D: Disk>(place: &Place<D>, sequences: &[u64], snapshot: &Snap
     let mut next_batch = first.number;
     let mut tail_bytes = Vec::new();
     let mut tail_offset = 0;
+    let mut last_batch = 0;
     for sequence in first_sequence..=tail_sequence {
         let path = place.segment_path(sequence);
         if sequences.binary_search(&sequence).is_err() {
@@ -85,7 +88,7 @@ pub(crate) fn read<D: Disk>(place: &Place<D>, sequences: &[u64], snapshot: &Snap
             return Err(Fault::corrupt(&earlier, tail_offset as u64, reason));
         }
         tail_bytes = read_segment(place, sequence)?;
-        (tail_offset, next_batch) = replay.segment(place, sequence, &tail_bytes, next_batch)?;
+        (last_batch, tail_offset, next_batch) = replay.segment(place, sequence, &tail_bytes, next_batch)?;
     }
     prove_end(place, tail_sequence, &tail_bytes, tail_offset, next_batch)?;
     for &sequence in sequences.iter().filter(|sequence| **sequence > tail_sequence) {
@@ -126,16 +129,21 @@ pub(crate) fn read<D: Disk>(place: &Place<D>, sequences: &[u64], snapshot: &Snap
         tail_sequence,
         tail_offset: tail_offset as u64,
         tail_dirty: tail_dirty as u64,
+        last_batch: (last_batch as u64, tail_bytes[last_batch..tail_offset.min(tail_bytes.len())].to_vec()),
     })
 }
 
 impl Reading {
     /// Makes what was read durable: it may be in the page cache only, left by a process that was killed
-    /// before its sync. Nothing may be removed on its strength before that.
+    /// before its sync, or whose sync failed. In that case the kernel no longer knows that the pages differ
+    /// from the disk, and another sync would do nothing: so the one batch that can be in doubt is written
+    /// again, byte for byte. Nothing may be removed on its strength, or appended behind it, before that.
     pub(crate) fn sync<D: Disk>(&self, place: &Place<D>) -> Result<(), Fault> {
         let path = place.segment_path(self.tail_sequence);
         let failed = |source| Fault::io("syncing", &path, source);
-        place.disk.open(&path).and_then(|mut file| file.sync_data()).map_err(failed)?;
+        let (offset, bytes) = &self.last_batch;
+        let mut file = place.disk.open(&path).map_err(failed)?;
+        file.write_at(bytes, *offset).and_then(|()| file.sync_data()).map_err(failed)?;
         place.disk.sync_directory(&place.directory).map_err(failed)
     }
 
@@ -183,17 +191,19 @@ impl Replay {
         Self { position, base: (position.last_index, Some(position.last_term)), entries: Vec::new() }
     }
 
-    /// Takes in the batches of a segment, up to the first that is not there. Where that is, and its number.
+    /// Takes in the batches of a segment, up to the first that is not there. Where the last one begins (the
+    /// first one with the segment's header), where the next one would, and its number.
     fn segment<D: Disk>(
         &mut self,
         place: &Place<D>,
         sequence: u64,
         bytes: &[u8],
         first_batch: u64,
-    ) -> Result<(usize, u64), Fault> {
+    ) -> Result<(usize, usize, u64), Fault> {
         let salt = place.salt(sequence);
         let mut offset = SEGMENT_HEADER_BYTES;
         let mut number = first_batch;
+        let mut last = 0;
         while let Some((header, body)) = batch_at(bytes, offset, number, salt) {
             let corrupt = |position: usize, reason: String| {
                 let at = (offset + BATCH_HEADER_BYTES + position) as u64;
@@ -206,10 +216,11 @@ impl Replay {
                 let first = offset == SEGMENT_HEADER_BYTES && position == 0;
                 self.record(record, first).map_err(|reason| corrupt(0, reason))?;
             }
+            last = if offset == SEGMENT_HEADER_BYTES { 0 } else { offset };
             offset += header.padded_bytes();
             number += 1;
         }
-        Ok((offset, number))
+        Ok((last, offset, number))
     }
 
     fn record(&mut self, record: Record, first_of_segment: bool) -> Result<(), String> {
