@@ -49,6 +49,7 @@ impl Replica {
         };
         let applied = self.machine.apply(index, term, &envelope);
         match envelope.command {
+            Command::LeaseGrant(grant) => drop(self.granting.remove(&grant.lease)),
             Command::Alarm(_) => self.alarm_asked = false,
             Command::Compact { .. } => self.compact_asked = false,
             _ => {}

@@ -25,7 +25,7 @@ pub enum Output {
         notice: Notice,
     },
     /// Write this view as a snapshot in the background, then report [`crate::Input::SnapshotSaved`].
-    SaveSnapshot(SaveSnapshot),
+    SaveSnapshot(Box<SaveSnapshot>),
     /// The state can no longer be trusted (a committed entry that this version cannot decode): stop the process.
     Fatal(String),
 }
@@ -76,14 +76,12 @@ pub struct Answer {
     pub result: Result<Answered, Failure>,
 }
 
-// A view is large and seldom: boxing it is left to whoever measures that answers are too dear to move.
-#[allow(clippy::large_enum_variant)]
 #[derive(Debug)]
 pub enum Answered {
     Reply(Reply),
     Lock(LockReply),
     Range(RangeReply),
-    View(View),
+    View(Box<View>),
     /// None = there is no such lease.
     KeptAlive {
         ttl_ms: Option<u64>,
@@ -123,7 +121,6 @@ pub enum Failure {
 }
 
 /// What a stream of watches is told. In order; a stream's notices are never reordered.
-#[allow(clippy::large_enum_variant)]
 #[derive(Debug)]
 pub enum Notice {
     /// The watch stands; it will see every change from `revision + 1` on, or is told that it is behind.
@@ -133,7 +130,7 @@ pub enum Notice {
     Commits { watch: WatchId, commits: Vec<Arc<Commit>>, bytes: usize, revision: Revision, term: u64 },
     /// Read the commits from `from` up to the view's revision out of the view, deliver them at the
     /// stream's own pace, then ask to resume at the view's revision + 1.
-    Behind { watch: WatchId, from: Revision, view: View, term: u64 },
+    Behind { watch: WatchId, from: Revision, view: Box<View>, term: u64 },
     /// What the watch would have to see is gone; the watch is removed.
     Compacted { watch: WatchId, compacted: Revision, revision: Revision, term: u64 },
     /// Every watch of the stream has been told all up to `revision`. Withheld while one is behind.

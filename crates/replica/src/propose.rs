@@ -47,6 +47,9 @@ impl Replica {
         for lost in self.proposals.take_from(index) {
             self.lose(lost.waits);
         }
+        if let Command::LeaseGrant(grant) = &envelope.command {
+            self.granting.insert(grant.lease);
+        }
         self.proposals.push(Proposal { index, term, since_ms: now_ms, waits });
     }
 
@@ -134,7 +137,13 @@ impl Replica {
     }
 
     pub(crate) fn expire_due(&mut self) {
-        let leases = self.deadlines.take_due(self.running_ms(), EXPIRE_AT_ONCE);
+        let mut leases = self.deadlines.take_due(self.running_ms(), EXPIRE_AT_ONCE);
+        if !self.granting.is_empty() {
+            // Such an id is being revoked and granted anew: an expiry behind that would end the new lease.
+            let (again, due): (Vec<_>, Vec<_>) = leases.into_iter().partition(|lease| self.granting.contains(lease));
+            leases = due;
+            self.keep_leases(&again);
+        }
         if !leases.is_empty() {
             let command = Command::LeaseExpire { term: self.node.raft.term, leases: leases.clone() };
             self.propose(command, Waits::Expiry(leases));

@@ -38,13 +38,16 @@ impl Replica {
                 match waiting.what {
                     Confirmed::Read { call, read } => self.read(call, read),
                     Confirmed::KeepAlive { call, lease } => self.keep_alive(call, lease),
-                    Confirmed::Grant { call, reply, .. } => {
-                        let result = match self.why_ended(&reply) {
-                            None => Ok(Answered::Lock(reply)),
-                            Some(cause) => Err(Failure::EntryEnded(cause)),
-                        };
-                        self.answer(call, result);
-                    }
+                    Confirmed::Grant { call, reply, joiner } => match self.why_ended(&reply) {
+                        None => self.answer(call, Ok(Answered::Lock(reply))),
+                        Some(cause) => {
+                            // The place may be there still, under a key that somebody took the lease from.
+                            if self.machine.state().lock_entry(&reply.key).is_some() {
+                                self.leave(&reply.key, joiner);
+                            }
+                            self.fail(call, Failure::EntryEnded(cause));
+                        }
+                    },
                 }
             }
         }
@@ -53,8 +56,11 @@ impl Replica {
     /// None while the grant that the caller would be told of still stands.
     fn why_ended(&self, reply: &LockReply) -> Option<LockEnd> {
         let state = self.machine.state();
-        let entry = state.lock_entry(&reply.key);
-        if entry.is_some_and(|(_, entry)| entry.token == reply.token && entry.granted_wall_ms.is_some()) {
+        let entry = state.lock_entry(&reply.key).map(|(_, entry)| entry);
+        if entry.is_some_and(|entry| {
+            let is_granted = entry.token == reply.token && entry.granted_wall_ms.is_some();
+            is_granted && state.lease_ttl_ms(entry.lease).is_some()
+        }) {
             return None;
         }
         let ended = state.recent_holders().rev().find(|holder| holder.token == reply.token);
@@ -80,9 +86,9 @@ impl Replica {
         let result = match read {
             Read::Range(query) => match state.range_within(&query, self.config.range_budget) {
                 Some(result) => result.map(Answered::Range).map_err(Failure::from),
-                None => Ok(Answered::View(self.machine.view())),
+                None => Ok(Answered::View(Box::new(self.machine.view()))),
             },
-            Read::View => Ok(Answered::View(self.machine.view())),
+            Read::View => Ok(Answered::View(Box::new(self.machine.view()))),
             Read::LeaseTimeToLive(_) if !self.leading => Err(Failure::LeaderChanged),
             Read::LeaseTimeToLive(lease) => Ok(Answered::LeaseTimeToLive(self.lease_status(lease))),
         };

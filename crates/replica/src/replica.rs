@@ -4,12 +4,14 @@
 //! is to be persisted goes out, what is committed is applied and answered, what was confirmed is
 //! read. Everything a step does is in its outputs, in the order in which it must be done.
 
+use std::collections::BTreeSet;
+
 use prost011::Message as _;
 use raft::eraftpb::{ConfState, Entry, HardState as RaftHardState, Message, MessageType};
 use raft::{RawNode, StateRole};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
-use tenure_machine::{Command, Leave, Machine, MemberId};
+use tenure_machine::{Command, LeaseId, Leave, Machine, MemberId};
 
 use crate::config::{Boot, Config, decode_configuration, encode_configuration};
 use crate::deadlines::Deadlines;
@@ -69,6 +71,8 @@ pub struct Replica {
     pub(crate) snapshot: SnapshotProgress,
     /// Revisions with the time at which they were current.
     pub(crate) history_samples: std::collections::VecDeque<(u64, i64)>,
+    /// Leases whose grant this leader has proposed and not yet applied.
+    pub(crate) granting: BTreeSet<LeaseId>,
     pub(crate) alarm_asked: bool,
     pub(crate) compact_asked: bool,
     pub(crate) outputs: Vec<Output>,
@@ -150,6 +154,7 @@ impl Replica {
                 saving: None,
             },
             history_samples: Default::default(),
+            granting: BTreeSet::new(),
             alarm_asked: false,
             compact_asked: false,
             outputs: Vec::new(),
@@ -381,6 +386,7 @@ impl Replica {
         let ticks = low + (self.random.next_u64() % (high - low) as u64) as usize;
         self.node.raft.set_randomized_election_timeout(ticks);
         (self.alarm_asked, self.compact_asked) = (false, false);
+        self.granting.clear();
         if self.leading {
             self.leading = false;
             self.history_samples.clear();
@@ -470,12 +476,12 @@ impl Replica {
         let index = self.machine.applied_index();
         progress.saving = Some(index);
         progress.log_bytes_since = 0;
-        self.outputs.push(Output::SaveSnapshot(SaveSnapshot {
+        self.outputs.push(Output::SaveSnapshot(Box::new(SaveSnapshot {
             index,
             term: self.machine.applied_term(),
             configuration: encode_configuration(self.node.store().configuration()),
             view: self.machine.view(),
-        }));
+        })));
     }
 
     pub(crate) fn next_wake_ms(&self) -> u64 {

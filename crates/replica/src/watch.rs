@@ -217,7 +217,7 @@ impl Hub {
             return;
         }
         entry.state = State::Reading;
-        let notice = Notice::Behind { watch, from: entry.next, view: machine.view(), term };
+        let notice = Notice::Behind { watch, from: entry.next, view: Box::new(machine.view()), term };
         outputs.push(Output::Notice { stream, notice });
     }
 
