@@ -1,0 +1,133 @@
+//! The whole state, looked at from two sides: its hash against a second machine that took the same log
+//! without ever dying, and everything that can be read of it against the model.
+
+use tenure_machine::{Keys, RangeQuery, View};
+use tenure_replica::Answered;
+
+use super::{Check, Context, Seen};
+use crate::model::Model;
+
+/// The hash is taken in one of so many steps, and whenever a life has caught up.
+const EVERY: u64 = 64;
+
+#[derive(Default)]
+pub struct State {
+    steps: u64,
+    caught_up: bool,
+}
+
+impl Check for State {
+    fn name(&self) -> &'static str {
+        "K4/K5: the state is what the log leads to"
+    }
+
+    fn see(&mut self, seen: &Seen<'_>, context: &Context<'_>) -> Result<(), String> {
+        match seen {
+            Seen::Booted => self.caught_up = false,
+            Seen::Stepped { replica } => {
+                self.steps += 1;
+                let view = replica.machine().state();
+                if view.applied_index() != context.reference.applied() {
+                    return Ok(());
+                }
+                if !self.caught_up || self.steps.is_multiple_of(EVERY) {
+                    self.caught_up = true;
+                    return compare(view, context);
+                }
+            }
+            Seen::Answered { answer, .. } => {
+                if let Ok(Answered::View(view)) = &answer.result
+                    && view.applied_index() == context.reference.applied()
+                {
+                    return compare(view, context);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+fn compare(view: &View, context: &Context<'_>) -> Result<(), String> {
+    let reference = context.reference;
+    let index = view.applied_index();
+    if view.hash() != reference.shadow().hash() {
+        return Err(format!("at entry {index} the member's state and a replay of its log differ"));
+    }
+    let model = &reference.model;
+    let (revision, compacted) = (view.revision(), view.compacted_revision());
+    if (revision, compacted) != (model.revision, model.compacted()) {
+        return Err(format!("at entry {index}: revision {revision}, compacted {compacted}"));
+    }
+    let oldest = compacted.max(1);
+    for at in [0, revision, oldest, oldest + (revision - oldest) / 2] {
+        let query = RangeQuery { revision: at, ..RangeQuery::new(Keys::all()) };
+        let expected = Ok(model.range(&query, if at > 0 { at } else { revision }));
+        let found = view.range(&query);
+        if found != expected {
+            return Err(format!("at entry {index}, revision {at}: keys are {found:?}, not {expected:?}"));
+        }
+    }
+    compare_history(view, model)?;
+    compare_leases(view, model)?;
+    compare_queues(view, model)
+}
+
+fn compare_history(view: &View, model: &Model) -> Result<(), String> {
+    let compacted = view.compacted_revision();
+    let from = compacted.max(2);
+    let mut next = from;
+    for commit in view.commits(from).map_err(|refusal| refusal.to_string())? {
+        let Some(expected) = model.commit(next) else { return Err(format!("a commit {next} that never was")) };
+        let same_events = || {
+            let mut events = commit.events.iter().zip(&expected.events);
+            // At the compacted revision the versions before are gone.
+            commit.events.len() == expected.events.len()
+                && events.all(|(found, expected)| {
+                    let prev = if next == compacted { &None } else { &expected.prev };
+                    (found.kind, &found.kv, &found.prev) == (expected.kind, &expected.kv, prev)
+                })
+        };
+        if commit.revision != next || !same_events() {
+            return Err(format!("history at revision {next} holds {commit:?}, not {expected:?}"));
+        }
+        next += 1;
+    }
+    if next != view.revision().max(from - 1) + 1 {
+        return Err(format!("history ends before revision {next}, the store is at {}", view.revision()));
+    }
+    Ok(())
+}
+
+fn compare_leases(view: &View, model: &Model) -> Result<(), String> {
+    let found: Vec<_> = view.leases().map(|lease| (lease.lease, lease.ttl_ms, lease.keys)).collect();
+    let expected: Vec<_> = model
+        .leases()
+        .map(|(lease, ttl_ms)| (lease, ttl_ms, model.keys_of(lease).map(|kv| kv.key.clone()).collect::<Vec<_>>()))
+        .collect();
+    if found == expected { Ok(()) } else { Err(format!("leases are {found:?}, not {expected:?}")) }
+}
+
+fn compare_queues(view: &View, model: &Model) -> Result<(), String> {
+    let names: Vec<&[u8]> = view.lock_names(b"").collect();
+    let expected: Vec<&[u8]> = model.queues().map(|(name, _)| name).collect();
+    if names != expected {
+        return Err(format!("queues are {names:?}, not {expected:?}"));
+    }
+    for (name, places) in model.queues() {
+        let granted = Model::granted(places);
+        let expected: Vec<_> = places
+            .iter()
+            .enumerate()
+            .map(|(at, place)| (&place.key[..], place.token, place.lease, place.mode, place.last_joiner, at < granted))
+            .collect();
+        let found: Vec<_> = view
+            .lock_queue(name)
+            .map(|e| (&e.key[..], e.token, e.lease, e.mode, e.last_joiner, e.granted_wall_ms.is_some()))
+            .collect();
+        if found != expected {
+            return Err(format!("the queue {name:?} is {found:?}, not {expected:?}"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,236 @@
+//! What a store should be, written as plainly as possible.
+//!
+//! Nothing is shared with the machine but the types of commands and replies: every key has the list of
+//! all versions it ever had, every lease and every place in a queue the index at which it came and went.
+//! Nothing is ever forgotten, so a question about any moment of the past can be answered: "what did this
+//! range hold at revision 40", "was this lease there at index 57".
+
+mod apply;
+mod range;
+mod txn;
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use tenure_machine::{Commit, Event, EventKind, KeyValue, Keys, LeaseId, LockEnd, Mode, Refusal, Reply, Revision};
+
+#[derive(Default)]
+pub struct Model {
+    pub applied: u64,
+    pub revision: Revision,
+    /// Every compaction: at which index, up to which revision.
+    compactions: Vec<(u64, Revision)>,
+    /// By ascending mod revision; a version numbered 0 is a tombstone.
+    versions: BTreeMap<Vec<u8>, Vec<Arc<KeyValue>>>,
+    commits: Vec<Commit>,
+    /// Every lease there ever was.
+    leases: BTreeMap<LeaseId, Vec<Lease>>,
+    queues: BTreeMap<Vec<u8>, Vec<Place>>,
+    /// Every place that any queue ever had.
+    places: BTreeMap<(Vec<u8>, Revision), Stay>,
+}
+
+#[derive(Debug, Clone)]
+pub struct Lease {
+    pub ttl_ms: u64,
+    pub granted: u64,
+    pub ended: Option<u64>,
+}
+
+/// A place in a queue that is there now.
+#[derive(Debug, Clone)]
+pub struct Place {
+    pub key: Vec<u8>,
+    pub token: Revision,
+    pub lease: LeaseId,
+    pub mode: Mode,
+    pub last_joiner: Option<u128>,
+}
+
+/// When a place was held, by log index.
+#[derive(Debug, Clone, Default)]
+pub struct Stay {
+    pub lease: LeaseId,
+    pub mode: Mode,
+    pub granted: Option<u64>,
+    pub ended: Option<(u64, Option<LockEnd>)>,
+}
+
+/// What one command should have done.
+pub struct Outcome {
+    pub reply: Result<Reply, Refusal>,
+    pub revision: Revision,
+    pub wrote: bool,
+}
+
+impl Model {
+    pub fn new(applied: u64) -> Model {
+        Model { applied, revision: 1, ..Model::default() }
+    }
+
+    pub fn live(&self, key: &[u8]) -> Option<&Arc<KeyValue>> {
+        self.versions.get(key)?.last().filter(|kv| kv.version > 0)
+    }
+
+    /// In key order.
+    pub fn live_in<'a>(&'a self, keys: &'a Keys) -> impl Iterator<Item = &'a Arc<KeyValue>> + 'a {
+        self.at(keys, Revision::MAX)
+    }
+
+    /// What `keys` held at a revision, in key order.
+    pub fn at<'a>(&'a self, keys: &'a Keys, revision: Revision) -> impl Iterator<Item = &'a Arc<KeyValue>> + 'a {
+        self.versions.iter().filter(|(key, _)| keys.contains(key)).filter_map(move |(_, versions)| {
+            versions.iter().rev().find(|kv| kv.mod_revision <= revision).filter(|kv| kv.version > 0)
+        })
+    }
+
+    pub fn commit(&self, revision: Revision) -> Option<&Commit> {
+        self.commits.get(usize::try_from(revision - 2).ok()?)
+    }
+
+    /// The commits of revisions `from..=to` with an event in `keys`.
+    pub fn commits_in(&self, keys: &Keys, from: Revision, to: Revision) -> impl Iterator<Item = &Commit> {
+        (from.max(2)..=to.min(self.revision))
+            .filter_map(|revision| self.commit(revision))
+            .filter(|commit| commit.events.iter().any(|event| keys.contains(&event.kv.key)))
+    }
+
+    /// The compacted revision as it was after `index`; -1 if nothing was compacted.
+    pub fn compacted_at(&self, index: u64) -> Revision {
+        self.compactions.iter().rev().find(|(at, _)| *at <= index).map_or(-1, |(_, revision)| *revision)
+    }
+
+    pub fn compacted(&self) -> Revision {
+        self.compacted_at(u64::MAX)
+    }
+
+    pub fn lease(&self, lease: LeaseId) -> Option<&Lease> {
+        self.leases.get(&lease)?.last().filter(|lease| lease.ended.is_none())
+    }
+
+    /// The TTL if the lease was there at some moment of these indexes.
+    pub fn lease_within(&self, lease: LeaseId, indexes: &RangeInclusive<u64>) -> Option<u64> {
+        let lives = self.leases.get(&lease)?.iter();
+        let mut there = lives
+            .filter(|life| life.granted <= *indexes.end() && life.ended.is_none_or(|ended| ended > *indexes.start()));
+        there.next().map(|life| life.ttl_ms)
+    }
+
+    /// Whether the lease was missing at some moment of these indexes.
+    pub fn lease_missing_within(&self, lease: LeaseId, indexes: &RangeInclusive<u64>) -> bool {
+        let there_throughout =
+            |life: &Lease| life.granted <= *indexes.start() && life.ended.is_none_or(|ended| ended > *indexes.end());
+        !self.leases.get(&lease).is_some_and(|lives| lives.iter().any(there_throughout))
+    }
+
+    /// Those that are there now, with their TTLs.
+    pub fn leases(&self) -> impl Iterator<Item = (LeaseId, u64)> + '_ {
+        self.leases.keys().filter_map(|lease| self.lease(*lease).map(|found| (*lease, found.ttl_ms)))
+    }
+
+    /// The live keys that hang on a lease, in order.
+    pub fn keys_of(&self, lease: LeaseId) -> impl Iterator<Item = &Arc<KeyValue>> + '_ {
+        self.versions
+            .values()
+            .filter_map(|versions| versions.last())
+            .filter(move |kv| kv.version > 0 && kv.lease == lease)
+    }
+
+    pub fn queues(&self) -> impl Iterator<Item = (&[u8], &[Place])> {
+        self.queues.iter().map(|(name, places)| (&name[..], &places[..]))
+    }
+
+    pub fn stay(&self, key: &[u8], token: Revision) -> Option<&Stay> {
+        self.places.get(&(key.to_vec(), token))
+    }
+
+    /// How many of a queue's first places are granted: each with all before it, if they can share.
+    pub fn granted(places: &[Place]) -> usize {
+        let Some(first) = places.first() else { return 0 };
+        let most = match first.mode {
+            Mode::Exclusive => 1,
+            Mode::Shared => usize::MAX,
+            Mode::Slots(slots) => slots as usize,
+        };
+        places.iter().take(most).take_while(|place| place.mode == first.mode).count()
+    }
+
+    fn put(&mut self, key: &[u8], value: &[u8], lease: LeaseId) {
+        let before = self.live(key).cloned();
+        let revision = self.revision + 1;
+        let kv = Arc::new(KeyValue {
+            key: Arc::from(key),
+            value: Arc::from(value),
+            create_revision: before.as_ref().map_or(revision, |before| before.create_revision),
+            mod_revision: revision,
+            version: before.as_ref().map_or(1, |before| before.version + 1),
+            lease,
+        });
+        self.versions.entry(key.to_vec()).or_default().push(kv.clone());
+        // A key that this command creates had nothing before it, even if it deleted one first.
+        let prev = if kv.version == 1 { None } else { before };
+        self.event(Event { kind: EventKind::Put, kv, prev });
+    }
+
+    /// The version that was deleted.
+    fn delete(&mut self, key: &[u8], cause: LockEnd) -> Option<Arc<KeyValue>> {
+        let before = self.live(key)?.clone();
+        let revision = self.revision + 1;
+        let kv = Arc::new(KeyValue {
+            key: Arc::from(key),
+            value: Arc::default(),
+            create_revision: 0,
+            mod_revision: revision,
+            version: 0,
+            lease: 0,
+        });
+        self.versions.entry(key.to_vec()).or_default().push(kv.clone());
+        self.event(Event { kind: EventKind::Delete, kv, prev: Some(before.clone()) });
+        self.leave_queue(key, before.create_revision, cause);
+        Some(before)
+    }
+
+    /// All events of the command under way belong to the one commit after the current revision.
+    fn event(&mut self, mut event: Event) {
+        let revision = self.revision + 1;
+        // Watchers see what was there before the command, not what it made on its way.
+        if event.prev.as_ref().is_some_and(|prev| prev.mod_revision == revision) {
+            let mut earlier = self.commits.last().into_iter().flat_map(|commit| &commit.events);
+            event.prev = earlier.find(|earlier| earlier.kv.key == event.kv.key).and_then(|first| first.prev.clone());
+        }
+        match self.commits.last_mut() {
+            Some(commit) if commit.revision == revision => commit.events.push(event),
+            _ => self.commits.push(Commit { revision, events: vec![event] }),
+        }
+    }
+
+    fn join_queue(&mut self, name: &[u8], place: Place) {
+        let stay = Stay { lease: place.lease, mode: place.mode, ..Stay::default() };
+        self.places.insert((place.key.clone(), place.token), stay);
+        self.queues.entry(name.to_vec()).or_default().push(place);
+    }
+
+    fn leave_queue(&mut self, key: &[u8], token: Revision, cause: LockEnd) {
+        let applied = self.applied;
+        for places in self.queues.values_mut() {
+            if let Some(position) = places.iter().position(|place| place.key == key && place.token == token) {
+                places.remove(position);
+                if let Some(stay) = self.places.get_mut(&(key.to_vec(), token)) {
+                    stay.ended = Some((applied, Some(cause)));
+                }
+            }
+        }
+        self.queues.retain(|_, places| !places.is_empty());
+    }
+
+    fn settle_queues(&mut self) {
+        for places in self.queues.values() {
+            for place in &places[..Model::granted(places)] {
+                if let Some(stay) = self.places.get_mut(&(place.key.clone(), place.token)) {
+                    stay.granted.get_or_insert(self.applied);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Sessions: leases that some clients keep alive and others let go.
+
+use bytes::Bytes;
+use tenure_machine::{Command, LeaseGrant, LeaseId, Reply};
+use tenure_replica::{Answer, Answered};
+
+use super::{Action, Client, Doing, Known, Mood, Traffic};
+use crate::plan::Plan;
+use crate::request::Request;
+
+const SESSIONS: usize = 3;
+
+pub(super) struct Session {
+    pub lease: LeaseId,
+    ttl_ms: u64,
+    /// Its client renews it.
+    kept: bool,
+    renew_us: u64,
+}
+
+impl Traffic {
+    pub(super) fn on_leases(&mut self, client: usize, action: Action, plan: &Plan, known: &Known) -> Vec<Doing> {
+        let request = match action {
+            Action::Grant => {
+                if self.clients[client].sessions.len() >= SESSIONS {
+                    let gone = self.random.below(SESSIONS as u64) as usize;
+                    self.clients[client].sessions.remove(gone);
+                }
+                let lease = (self.draw() * 0x1_0001 + self.random.below(0xffff)) as LeaseId;
+                let ttl_ms = self.random.between(plan.ttl_ms.0, plan.ttl_ms.1);
+                let kept = self.random.percent(70);
+                self.clients[client].sessions.push(Session { lease, ttl_ms, kept, renew_us: known.now_us });
+                Request::Propose(Command::LeaseGrant(LeaseGrant { lease, ttl_ms, client: Bytes::new() }))
+            }
+            Action::Revoke => Request::Propose(Command::LeaseRevoke { lease: self.some_lease(client) }),
+            Action::TimeToLive => Request::TimeToLive(self.some_lease(client)),
+            _ => Request::KeepAlive(self.some_lease(client)),
+        };
+        vec![Doing::Call(request)]
+    }
+
+    /// Mostly one of the client's own, now and then anybody's, and sometimes one that never was.
+    pub(super) fn some_lease(&mut self, client: usize) -> LeaseId {
+        let whose =
+            if self.random.percent(85) { client } else { self.random.below(self.clients.len() as u64) as usize };
+        let sessions = &self.clients[whose].sessions;
+        self.random.pick(sessions).map_or(7, |session| session.lease)
+    }
+
+    /// What is due of keeping sessions alive: a third of the TTL after the last time.
+    pub(super) fn renewals(&mut self, client: usize, now_us: u64) -> Vec<Doing> {
+        let finishing = self.mood != Mood::Busy;
+        let Client { sessions, waiting, .. } = &mut self.clients[client];
+        let mut doing = Vec::new();
+        for session in sessions.iter_mut().filter(|session| session.renew_us <= now_us) {
+            let is_waited_with = waiting.values().any(|lease| *lease == session.lease);
+            if if finishing { is_waited_with } else { session.kept } {
+                session.renew_us = now_us + session.ttl_ms * 1000 / 3;
+                doing.push(Doing::Call(Request::KeepAlive(session.lease)));
+            }
+        }
+        doing
+    }
+}
+
+impl Client {
+    pub(super) fn lease_answered(&mut self, request: &Request, answer: &Answer, now_us: u64) {
+        match (request, &answer.result) {
+            (Request::KeepAlive(lease), Ok(Answered::KeptAlive { ttl_ms: None })) => {
+                self.sessions.retain(|session| session.lease != *lease);
+                self.held.retain(|held| held.lease != *lease);
+            }
+            (_, Ok(Answered::Reply(Reply::LeaseGranted { lease, ttl_ms }))) => {
+                for session in self.sessions.iter_mut().filter(|session| session.lease == *lease) {
+                    session.renew_us = now_us + ttl_ms * 1000 / 3;
+                }
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Clients that contend for few locks, in every way there is: native calls, an etcd client's plain puts,
+//! retries, unlocks by name, by token and by old token, and people who meddle with entries.
+
+use bytes::Bytes;
+use tenure_machine::{
+    Command, Compare, CompareResult, CompareTarget, Delete, Keys, LeaseId, Leave, Lock, Mode, Op, Put, Revision, Txn,
+};
+use tenure_replica::{Answer, Answered};
+
+use super::{Action, Client, Doing, Known, Traffic};
+use crate::plan::Plan;
+use crate::request::Request;
+
+pub(super) struct Held {
+    pub lease: LeaseId,
+    key: Bytes,
+    token: Revision,
+    call: u128,
+}
+
+impl Traffic {
+    pub(super) fn on_locks(&mut self, client: usize, action: Action, plan: &Plan) -> Vec<Doing> {
+        let request = match action {
+            Action::Lock => {
+                let lease = self.some_lease(client);
+                Request::Lock(self.a_lock(plan, lease))
+            }
+            // The same lease asks again, as a client does whose call was cut off.
+            Action::Relock => {
+                let lease = match self.clients[client].waiting.values().next() {
+                    Some(lease) => *lease,
+                    None => self.some_lease(client),
+                };
+                Request::Lock(self.a_lock(plan, lease))
+            }
+            Action::Unlock => return self.unlock(client),
+            _ => self.meddle(client, plan),
+        };
+        vec![Doing::Call(request)]
+    }
+
+    fn name(&mut self, plan: &Plan) -> Bytes {
+        format!("lock/{}", self.random.below(plan.lock_names)).into()
+    }
+
+    fn a_lock(&mut self, plan: &Plan, lease: LeaseId) -> Lock {
+        let mode = match self.random.below(6) {
+            0 | 1 if plan.shared_locks => Mode::Shared,
+            2 if plan.shared_locks => Mode::Slots(2),
+            3 if plan.shared_locks => Mode::Slots(3),
+            _ => Mode::Exclusive,
+        };
+        Lock {
+            name: self.name(plan),
+            lease,
+            call: u128::from(self.draw()),
+            mode,
+            value: self.value(plan),
+            overwrite: self.random.percent(20),
+            owner: Bytes::new(),
+            holder: Bytes::from_static(b"holder"),
+            metadata: Bytes::new(),
+        }
+    }
+
+    fn unlock(&mut self, client: usize) -> Vec<Doing> {
+        let held = &mut self.clients[client].held;
+        let Some(nth) = (!held.is_empty()).then(|| self.random.below(held.len() as u64) as usize) else {
+            return Vec::new();
+        };
+        let Held { key, token, lease, call } = held.swap_remove(nth);
+        let delete = Delete { keys: Keys::One(key.clone()), prev_kv: true };
+        let command = match self.random.below(8) {
+            0 => Command::Delete(delete),
+            1 => Command::LeaseRevoke { lease },
+            2 => Command::Leave(Leave { key, call }),
+            // With a token that is not the holder's: must change nothing.
+            3 => release(key, token - 1, delete),
+            _ => release(key, token, delete),
+        };
+        vec![Doing::Call(Request::Propose(command))]
+    }
+
+    fn meddle(&mut self, client: usize, plan: &Plan) -> Request {
+        let (lease, other) = (self.some_lease(client), self.some_lease(client));
+        let name = self.name(plan);
+        let key = entry(&name, lease);
+        let put = |key: Bytes, value: Bytes, lease: LeaseId| Put {
+            key,
+            value,
+            lease,
+            prev_kv: true,
+            ignore_value: false,
+            ignore_lease: false,
+        };
+        let value = self.value(plan);
+        let command = match self.random.below(6) {
+            // As an etcd client takes a lock.
+            0 | 1 => Command::Put(put(key, value, lease)),
+            2 => Command::Put(put(key, value, other)),
+            3 => Command::Put(put(key, value, 0)),
+            4 if lease != other => Command::Txn(Txn {
+                success: vec![Op::Put(put(key, value.clone(), lease)), Op::Put(put(entry(&name, other), value, other))],
+                ..Txn::default()
+            }),
+            _ => Command::Delete(Delete { keys: Keys::prefix(name), prev_kv: false }),
+        };
+        Request::Propose(command)
+    }
+
+    /// Everything is given back, and what nobody can give back is removed.
+    pub(super) fn give_back(&mut self, client: usize, known: &Known) -> Vec<Doing> {
+        let held = std::mem::take(&mut self.clients[client].held);
+        let mut doing: Vec<Doing> = held
+            .into_iter()
+            .map(|Held { key, token, .. }| {
+                let delete = Delete { keys: Keys::One(key.clone()), prev_kv: false };
+                Doing::Call(Request::Propose(release(key, token, delete)))
+            })
+            .collect();
+        if client == 0 {
+            doing.extend(known.stray.iter().map(|key| {
+                let delete = Delete { keys: Keys::One(key.clone()), prev_kv: false };
+                Doing::Call(Request::Propose(Command::Delete(delete)))
+            }));
+        }
+        doing
+    }
+}
+
+impl Client {
+    pub(super) fn lock_answered(&mut self, lock: &Lock, answer: &Answer) {
+        if let Ok(Answered::Lock(reply)) = &answer.result {
+            let key = Bytes::copy_from_slice(&reply.key);
+            self.held.push(Held { lease: lock.lease, key, token: reply.token, call: lock.call });
+        }
+    }
+}
+
+/// Deletes the entry if it is still the one of this token.
+fn release(key: Bytes, token: Revision, delete: Delete) -> Command {
+    let compare =
+        Compare { keys: Keys::One(key), result: CompareResult::Equal, target: CompareTarget::CreateRevision(token) };
+    Command::Txn(Txn { compare: vec![compare], success: vec![Op::Delete(delete)], failure: Vec::new() })
+}
+
+fn entry(name: &[u8], lease: LeaseId) -> Bytes {
+    format!("{}/{lease:x}", String::from_utf8_lossy(name)).into()
+}

@@ -1,0 +1,237 @@
+//! The clients: what they ask for, and what they do with the answers.
+//!
+//! Every value that is written is unique, and so is every lease id and every name of a Lock call, so
+//! that whatever turns up somewhere can be told from everything else. Clients crowd on few keys and few
+//! locks, because it is where they meet that things go wrong.
+
+mod keys;
+mod leases;
+mod locks;
+mod watches;
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use tenure_machine::{LeaseId, Revision};
+use tenure_replica::{Answer, CallId, Notice, StreamId, WatchRequest};
+
+use crate::plan::Plan;
+use crate::random::Random;
+use crate::request::{Call, Request};
+
+use self::leases::Session;
+use self::locks::Held;
+use self::watches::Stream;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    Put,
+    PutLeased,
+    PutKeeping,
+    Delete,
+    DeleteSpan,
+    Txn,
+    Range,
+    RangeOld,
+    View,
+    Compact,
+    Publish,
+    Grant,
+    Revoke,
+    KeepAlive,
+    TimeToLive,
+    Lock,
+    Relock,
+    Unlock,
+    Meddle,
+    Cancel,
+    Watch,
+    Unwatch,
+    CloseStream,
+    Progress,
+}
+
+impl Action {
+    /// With how often each is done, before a seed changes that.
+    pub const ALL: [(Action, u64); 24] = [
+        (Action::Put, 20),
+        (Action::PutLeased, 6),
+        (Action::PutKeeping, 3),
+        (Action::Delete, 5),
+        (Action::DeleteSpan, 2),
+        (Action::Txn, 12),
+        (Action::Range, 10),
+        (Action::RangeOld, 6),
+        (Action::View, 2),
+        (Action::Compact, 1),
+        (Action::Publish, 1),
+        (Action::Grant, 6),
+        (Action::Revoke, 1),
+        (Action::KeepAlive, 4),
+        (Action::TimeToLive, 2),
+        (Action::Lock, 10),
+        (Action::Relock, 3),
+        (Action::Unlock, 8),
+        (Action::Meddle, 1),
+        (Action::Cancel, 3),
+        (Action::Watch, 3),
+        (Action::Unwatch, 1),
+        (Action::CloseStream, 1),
+        (Action::Progress, 2),
+    ];
+}
+
+/// What a client does.
+pub enum Doing {
+    Call(Request),
+    Cancel(CallId),
+    Watch(StreamId, WatchRequest),
+}
+
+/// What everybody may know.
+pub struct Known {
+    pub now_us: u64,
+    pub revision: Revision,
+    pub compacted: Revision,
+    /// Places in queues that no lease will ever end.
+    pub stray: Vec<Bytes>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mood {
+    /// Everything goes.
+    Busy,
+    /// Nothing new is begun; what is held is given back, what is waited for is kept alive.
+    Finishing,
+    Silent,
+}
+
+pub struct Traffic {
+    pub mood: Mood,
+    random: Random,
+    clients: Vec<Client>,
+    streams: BTreeMap<StreamId, Stream>,
+    next_stream: StreamId,
+    drawn: u64,
+}
+
+#[derive(Default)]
+struct Client {
+    sessions: Vec<Session>,
+    /// Lock calls that wait, with the lease they wait with.
+    waiting: BTreeMap<CallId, LeaseId>,
+    held: Vec<Held>,
+    open: Vec<CallId>,
+}
+
+impl Traffic {
+    pub fn new(seed: u64, plan: &Plan) -> Traffic {
+        Traffic {
+            mood: Mood::Busy,
+            random: Random::new(seed, 2),
+            clients: (0..plan.clients).map(|_| Client::default()).collect(),
+            streams: BTreeMap::new(),
+            next_stream: 1,
+            drawn: 0,
+        }
+    }
+
+    /// What a client does now, and in how many microseconds it does something again.
+    pub fn act(&mut self, client: usize, plan: &Plan, known: &Known) -> (Vec<Doing>, u64) {
+        let pause_us = self.random.between(plan.think_us.0, plan.think_us.1);
+        let mut doing = self.renewals(client, known.now_us);
+        match self.mood {
+            Mood::Busy => doing.extend(self.something(client, plan, known)),
+            Mood::Finishing => doing.extend(self.give_back(client, known)),
+            Mood::Silent => doing.clear(),
+        }
+        (doing, pause_us)
+    }
+
+    fn something(&mut self, client: usize, plan: &Plan, known: &Known) -> Vec<Doing> {
+        let total: u64 = plan.weights.iter().map(|(_, weight)| weight).sum();
+        let mut drawn = self.random.below(total);
+        let chosen = plan.weights.iter().find(|(_, weight)| {
+            let chosen = drawn < *weight;
+            drawn = drawn.saturating_sub(*weight);
+            chosen
+        });
+        let Some((action, _)) = chosen else { return Vec::new() };
+        use Action::*;
+        match action {
+            Put | PutLeased | PutKeeping | Delete | DeleteSpan | Txn | Range | RangeOld | View | Compact | Publish => {
+                vec![Doing::Call(self.on_keys(client, *action, plan, known))]
+            }
+            Grant | Revoke | KeepAlive | TimeToLive => self.on_leases(client, *action, plan, known),
+            Lock | Relock | Unlock | Meddle => self.on_locks(client, *action, plan),
+            Cancel => {
+                let open = &mut self.clients[client].open;
+                match self.random.below(open.len() as u64 + 1) as usize {
+                    nth if nth < open.len() => vec![Doing::Cancel(open.swap_remove(nth))],
+                    _ => Vec::new(),
+                }
+            }
+            Watch | Unwatch | CloseStream | Progress => self.on_watches(client, *action, plan, known),
+        }
+    }
+
+    pub fn issued(&mut self, id: CallId, call: &Call) {
+        let client = &mut self.clients[call.client];
+        client.open.push(id);
+        if let Request::Lock(lock) = &call.request {
+            client.waiting.insert(id, lock.lease);
+        }
+    }
+
+    pub fn cancelled(&mut self, id: CallId, call: &Call) {
+        let client = &mut self.clients[call.client];
+        client.open.retain(|open| *open != id);
+        client.waiting.remove(&id);
+    }
+
+    pub fn answered(&mut self, id: CallId, call: &Call, answer: &Answer, now_us: u64) {
+        let client = &mut self.clients[call.client];
+        client.open.retain(|open| *open != id);
+        client.waiting.remove(&id);
+        client.lease_answered(&call.request, answer, now_us);
+        if let Request::Lock(lock) = &call.request {
+            client.lock_answered(lock, answer);
+        }
+    }
+
+    /// What the reader of a stream does with a notice, and in how many microseconds.
+    pub fn noticed(&mut self, stream: StreamId, notice: &Notice) -> Option<(u64, WatchRequest)> {
+        let request = self.streams.get_mut(&stream)?.noticed(notice)?;
+        Some((self.random.spread(10, 400_000), request))
+    }
+
+    /// The member is gone: connections break. Nobody knows what became of what was under way.
+    pub fn died(&mut self) {
+        for client in &mut self.clients {
+            client.open.clear();
+            client.waiting.clear();
+        }
+        for stream in self.streams.values_mut() {
+            stream.broken = true;
+        }
+    }
+
+    /// The member is back: what was watched is watched again, from where it was.
+    pub fn booted(&mut self) -> Vec<Doing> {
+        self.watch_again()
+    }
+
+    pub fn is_calm(&self) -> bool {
+        self.clients.iter().all(|client| client.open.is_empty())
+    }
+
+    /// Every stream asks how far it is.
+    pub fn ask_for_progress(&self) -> Vec<Doing> {
+        self.streams.keys().map(|stream| Doing::Watch(*stream, WatchRequest::Progress)).collect()
+    }
+
+    fn draw(&mut self) -> u64 {
+        self.drawn += 1;
+        self.drawn
+    }
+}
