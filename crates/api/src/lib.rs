@@ -1,0 +1,19 @@
+//! The generated code of `proto/`, and nothing else: messages, clients and servers of each package.
+//!
+//! Fields of type `bytes` are [`bytes::Bytes`], so that a value travels from the socket to the store
+//! without a copy.
+#![forbid(unsafe_code)]
+
+/// All files of `proto/` as an encoded `google.protobuf.FileDescriptorSet`.
+pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+
+macro_rules! packages {
+    ($($package:ident),* $(,)?) => {$(
+        #[allow(clippy::all)]
+        pub mod $package {
+            include!(concat!(env!("OUT_DIR"), "/", stringify!($package), ".rs"));
+        }
+    )*};
+}
+
+packages!(authpb, etcdserverpb, mvccpb, v3electionpb, v3lockpb);

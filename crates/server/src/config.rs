@@ -1,0 +1,492 @@
+//! The configuration of a member.
+//!
+//! One struct with a default for everything, so that `tenure serve` with no flag at all is a working
+//! member on loopback. The command line fills it (flag before environment before TOML file); the
+//! keys of the file are the names of the flags. [`Config::validate`] is the only judge of whether
+//! settings fit together, and each of its errors says what to do about it.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::limits::{self, Limits};
+
+/// What etcd clients are told: Kubernetes and others ask for 3.5.13 or later.
+pub const ETCD_VERSION: &str = "3.5.21";
+pub const ETCD_CLUSTER_VERSION: &str = "3.5.0";
+pub const TENURE_VERSION: &str = env!("CARGO_PKG_VERSION");
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Config {
+    pub name: String,
+    pub data_dir: PathBuf,
+    /// Clients: gRPC, JSON, metrics.
+    pub listen: SocketAddr,
+    pub peer_listen: SocketAddr,
+    /// Where clients and peers find this member, as `host:port`, if not at the addresses above.
+    pub advertise: Option<String>,
+    pub peer_advertise: Option<String>,
+    /// The members of a new cluster: `n1=host:port,n2=host:port,…`. None = this member alone.
+    pub cluster: Option<String>,
+    /// A member of a running cluster to be added to.
+    pub join: Option<String>,
+    /// Listen beyond loopback without TLS.
+    pub insecure: bool,
+    /// Web pages whose scripts may call this member, as `https://host[:port]`, or `*` for any.
+    pub web_origins: Vec<String>,
+
+    #[serde(with = "crate::units::duration")]
+    pub tick: Duration,
+    #[serde(with = "crate::units::duration")]
+    pub heartbeat: Duration,
+    /// Drawn at random between these two.
+    #[serde(with = "crate::units::duration")]
+    pub election_min: Duration,
+    #[serde(with = "crate::units::duration")]
+    pub election_max: Duration,
+    /// A call that could not be answered for so long is told that it timed out.
+    #[serde(with = "crate::units::duration")]
+    pub call_timeout: Duration,
+
+    /// No snapshot before the log has grown by this much, however small the data.
+    #[serde(with = "crate::units::size_u64")]
+    pub snapshot_floor: u64,
+    /// Older history is compacted. 0 = kept.
+    #[serde(with = "crate::units::duration")]
+    pub history_age: Duration,
+    /// History beyond this is compacted. 0 = kept.
+    #[serde(with = "crate::units::size_u64")]
+    pub history_size: u64,
+    /// Over it the store raises the alarm and takes no more. 0 = no quota.
+    #[serde(with = "crate::units::size_u64")]
+    pub quota: u64,
+
+    /// How often an idle watch that asked for it is told the revision.
+    #[serde(with = "crate::units::duration")]
+    pub watch_progress_interval: Duration,
+    #[serde(with = "crate::units::duration")]
+    pub keepalive_interval: Duration,
+    #[serde(with = "crate::units::duration")]
+    pub keepalive_timeout: Duration,
+    /// How long calls may still run once the member was told to stop.
+    #[serde(with = "crate::units::duration")]
+    pub drain: Duration,
+    /// Threads that serve connections. 0 = as many as the machine has processors, 8 at most.
+    pub network_threads: usize,
+
+    pub limits: Limits,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            name: "default".to_owned(),
+            data_dir: PathBuf::from("tenure-data"),
+            listen: SocketAddr::from(([127, 0, 0, 1], 2379)),
+            peer_listen: SocketAddr::from(([127, 0, 0, 1], 2380)),
+            advertise: None,
+            peer_advertise: None,
+            cluster: None,
+            join: None,
+            insecure: false,
+            web_origins: Vec::new(),
+            tick: Duration::from_millis(10),
+            heartbeat: Duration::from_millis(50),
+            election_min: Duration::from_millis(500),
+            election_max: Duration::from_millis(1000),
+            call_timeout: Duration::from_secs(7),
+            snapshot_floor: 64 << 20,
+            history_age: Duration::from_secs(3600),
+            history_size: 1 << 30,
+            quota: 8 << 30,
+            watch_progress_interval: Duration::from_secs(600),
+            keepalive_interval: Duration::from_millis(limits::KEEPALIVE_INTERVAL_MS),
+            keepalive_timeout: Duration::from_millis(limits::KEEPALIVE_TIMEOUT_MS),
+            drain: Duration::from_millis(limits::DRAIN_MS),
+            network_threads: 0,
+            limits: Limits::default(),
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    #[error("the configuration is not readable: {0}")]
+    Syntax(String),
+    #[error("{setting} is empty: give it a value or leave it out")]
+    Empty { setting: &'static str },
+    #[error("name {0:?} holds one of the characters , = / or a space: it could not be told apart in --cluster")]
+    Name(String),
+    #[error(
+        "{setting} {address} can be reached by other machines and TLS is not set up: \
+         listen on 127.0.0.1, or accept plain text with --insecure"
+    )]
+    Insecure { setting: &'static str, address: SocketAddr },
+    #[error("{listen} means all addresses of this machine: say with {advertise} HOST:PORT at which one it is found")]
+    Unadvertised { listen: &'static str, advertise: &'static str },
+    #[error("{setting} {value:?} is no HOST:PORT")]
+    Address { setting: &'static str, value: String },
+    #[error("--listen and --peer-listen are both {0}: give them different ports")]
+    SameAddress(SocketAddr),
+    #[error("--cluster {0:?} is no list NAME=HOST:PORT,NAME=HOST:PORT,…")]
+    Cluster(String),
+    #[error("--cluster does not name this member, {name:?}: add {name}=HOST:PORT, or set --name to one of {names:?}")]
+    NotInCluster { name: String, names: Vec<String> },
+    #[error("--cluster names {0:?} twice")]
+    TwiceInCluster(String),
+    #[error("--cluster starts a new cluster and --join enters a running one: give one of them")]
+    ClusterAndJoin,
+    #[error("{lower} ({lower_value:?}) must be {relation} {upper} ({upper_value:?}): {reason}")]
+    Times {
+        lower: &'static str,
+        lower_value: Duration,
+        relation: &'static str,
+        upper: &'static str,
+        upper_value: Duration,
+        reason: &'static str,
+    },
+    #[error("{setting} is {value}, but must be from {least} to {most}")]
+    Range { setting: &'static str, value: u64, least: u64, most: u64 },
+    #[error("web origin {0:?} is neither * nor like https://host or https://host:port")]
+    Origin(String),
+}
+
+impl Config {
+    /// Reads a TOML file's text. What it does not mention has its default. Not yet validated.
+    pub fn from_toml(text: &str) -> Result<Config, ConfigError> {
+        toml::from_str(text).map_err(|error| ConfigError::Syntax(error.to_string()))
+    }
+
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.validate_names()?;
+        self.validate_addresses()?;
+        self.validate_times()?;
+        self.validate_limits()
+    }
+
+    /// Where clients find this member.
+    pub fn client_address(&self) -> String {
+        self.advertise.clone().unwrap_or_else(|| self.listen.to_string())
+    }
+
+    /// Where peers find this member.
+    pub fn peer_address(&self) -> String {
+        self.peer_advertise.clone().unwrap_or_else(|| self.peer_listen.to_string())
+    }
+
+    /// As etcd's member list gives it.
+    pub fn client_url(&self) -> String {
+        format!("http://{}", self.client_address())
+    }
+
+    pub fn peer_url(&self) -> String {
+        format!("http://{}", self.peer_address())
+    }
+
+    /// The voters of a new cluster, name and peer address; this member alone if none are configured.
+    pub fn initial_cluster(&self) -> Result<Vec<(String, String)>, ConfigError> {
+        let Some(cluster) = &self.cluster else { return Ok(vec![(self.name.clone(), self.peer_address())]) };
+        let mut members = Vec::new();
+        for entry in cluster.split(',').map(str::trim).filter(|entry| !entry.is_empty()) {
+            let (name, address) = entry.split_once('=').ok_or_else(|| ConfigError::Cluster(cluster.clone()))?;
+            if name.is_empty() || !is_host_and_port(address) {
+                return Err(ConfigError::Cluster(cluster.clone()));
+            }
+            if members.iter().any(|(known, _)| known == name) {
+                return Err(ConfigError::TwiceInCluster(name.to_owned()));
+            }
+            members.push((name.to_owned(), address.to_owned()));
+        }
+        if !members.iter().any(|(name, _)| *name == self.name) {
+            let names = members.into_iter().map(|(name, _)| name).collect();
+            return Err(ConfigError::NotInCluster { name: self.name.clone(), names });
+        }
+        Ok(members)
+    }
+
+    /// The shortest TTL on etcd's API: one and a half of the longest election, as etcd has it.
+    pub fn lease_ttl_min_seconds(&self) -> i64 {
+        (self.election_max.as_millis() as u64 * 3).div_ceil(2 * 1000).max(1) as i64
+    }
+
+    pub fn network_thread_count(&self) -> usize {
+        match self.network_threads {
+            0 => std::thread::available_parallelism().map_or(1, usize::from).min(8),
+            count => count,
+        }
+    }
+
+    fn validate_names(&self) -> Result<(), ConfigError> {
+        if self.name.is_empty() {
+            return Err(ConfigError::Empty { setting: "--name" });
+        }
+        if self.name.contains([',', '=', '/', ' ']) {
+            return Err(ConfigError::Name(self.name.clone()));
+        }
+        if self.data_dir.as_os_str().is_empty() {
+            return Err(ConfigError::Empty { setting: "--data-dir" });
+        }
+        for origin in &self.web_origins {
+            let host = origin.strip_prefix("https://").or_else(|| origin.strip_prefix("http://"));
+            if origin != "*" && !host.is_some_and(|host| !host.is_empty() && !host.contains(['/', '*', ' '])) {
+                return Err(ConfigError::Origin(origin.clone()));
+            }
+        }
+        Ok(())
+    }
+
+    fn validate_addresses(&self) -> Result<(), ConfigError> {
+        for (setting, address) in [("--listen", self.listen), ("--peer-listen", self.peer_listen)] {
+            if !address.ip().to_canonical().is_loopback() && !self.insecure {
+                return Err(ConfigError::Insecure { setting, address });
+            }
+        }
+        if self.listen == self.peer_listen && self.listen.port() != 0 {
+            return Err(ConfigError::SameAddress(self.listen));
+        }
+        let advertised = [
+            ("--listen", self.listen, "--advertise", &self.advertise),
+            ("--peer-listen", self.peer_listen, "--peer-advertise", &self.peer_advertise),
+        ];
+        for (listen, address, advertise, value) in advertised {
+            match value {
+                Some(value) if !is_host_and_port(value) => {
+                    return Err(ConfigError::Address { setting: advertise, value: value.clone() });
+                }
+                None if address.ip().is_unspecified() => return Err(ConfigError::Unadvertised { listen, advertise }),
+                _ => {}
+            }
+        }
+        if self.cluster.is_some() && self.join.is_some() {
+            return Err(ConfigError::ClusterAndJoin);
+        }
+        if let Some(value) = self.join.as_ref().filter(|value| !is_host_and_port(value)) {
+            return Err(ConfigError::Address { setting: "--join", value: value.clone() });
+        }
+        self.initial_cluster().map(drop)
+    }
+
+    fn validate_times(&self) -> Result<(), ConfigError> {
+        let millisecond = Duration::from_millis(1);
+        let second = Duration::from_secs(1);
+        at_most("1ms", millisecond, "tick", self.tick, "time is counted in ticks of whole milliseconds")?;
+        at_most("tick", self.tick, "heartbeat", self.heartbeat, "a heartbeat takes at least one tick")?;
+        at_most(
+            "four heartbeats",
+            self.heartbeat * 4,
+            "election-min",
+            self.election_min,
+            "a lost heartbeat or two must not start an election",
+        )?;
+        at_most(
+            "election-min plus a tenth",
+            self.election_min + self.election_min / 10,
+            "election-max",
+            self.election_max,
+            "members that all wait equally long split the vote",
+        )?;
+        at_most("election-max", self.election_max, "60s", second * 60, "a dead leader would go unnoticed for minutes")?;
+        at_most(
+            "election-max",
+            self.election_max,
+            "call-timeout",
+            self.call_timeout,
+            "a call must be able to outlast the election of a new leader",
+        )?;
+        at_most("1s", second, "watch-progress-interval", self.watch_progress_interval, "more often is noise")?;
+        at_most(
+            "5s",
+            Duration::from_millis(limits::KEEPALIVE_INTERVAL_MIN_MS),
+            "keepalive-interval",
+            self.keepalive_interval,
+            "idle connections would cost more than busy ones",
+        )?;
+        at_most("1s", second, "keepalive-timeout", self.keepalive_timeout, "a busy network is not a dead one")
+    }
+
+    fn validate_limits(&self) -> Result<(), ConfigError> {
+        let limits = &self.limits;
+        let within = |setting, value: u64, least: u64, most: u64| match (least..=most).contains(&value) {
+            true => Ok(()),
+            false => Err(ConfigError::Range { setting, value, least, most }),
+        };
+        within("network-threads", self.network_threads as u64, 0, 1024)?;
+        within("limits.request-bytes", limits.request_bytes as u64, 1 << 10, 64 << 20)?;
+        within(
+            "limits.transaction-operations",
+            limits.transaction_operations as u64,
+            1,
+            limits::TRANSACTION_OPERATIONS as u64,
+        )?;
+        within("limits.streams-per-connection", limits.streams_per_connection.into(), 1, 1 << 20)?;
+        within("limits.header-list-bytes", limits.header_list_bytes.into(), 4 << 10, 1 << 20)?;
+        within("limits.pending-resets", limits.pending_resets as u64, 1, 10_000)?;
+        within("limits.connections-per-address", limits.connections_per_address as u64, 1, 1 << 20)?;
+        within("limits.leases-per-client", limits.leases_per_client as u64, 1, u32::MAX.into())?;
+        within("limits.watch-buffer-bytes", limits.watch_buffer_bytes as u64, 64 << 10, 1 << 30)?;
+        within("limits.inflight-bytes", limits.inflight_bytes, 2 * limits.request_bytes as u64, 16 << 30)
+    }
+}
+
+fn at_most(
+    lower: &'static str,
+    lower_value: Duration,
+    upper: &'static str,
+    upper_value: Duration,
+    reason: &'static str,
+) -> Result<(), ConfigError> {
+    if lower_value <= upper_value {
+        return Ok(());
+    }
+    Err(ConfigError::Times { lower, lower_value, relation: "at most", upper, upper_value, reason })
+}
+
+fn is_host_and_port(text: &str) -> bool {
+    let Some((host, port)) = text.rsplit_once(':') else { return false };
+    let host_is_plain = !host.is_empty() && !host.contains(['/', '@', ' ', ',']);
+    let bracketed_if_v6 = !host.contains(':') || (host.starts_with('[') && host.ends_with(']'));
+    host_is_plain && bracketed_if_v6 && port.parse::<u16>().is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn changed(change: impl FnOnce(&mut Config)) -> Result<(), ConfigError> {
+        let mut config = Config::default();
+        change(&mut config);
+        config.validate()
+    }
+
+    #[test]
+    fn the_defaults_are_valid() {
+        let config = Config::default();
+        config.validate().unwrap();
+        assert_eq!(config.lease_ttl_min_seconds(), 2);
+        assert_eq!(config.client_url(), "http://127.0.0.1:2379");
+        assert_eq!(config.initial_cluster().unwrap(), [("default".to_owned(), "127.0.0.1:2380".to_owned())]);
+        assert!(config.network_thread_count() >= 1);
+    }
+
+    #[test]
+    fn a_file_overrides_what_it_mentions() {
+        let text = r#"
+            name = "n1"
+            listen = "127.0.0.1:4001"
+            election-max = "2s"
+            history-age = "10m"
+            quota = "512MiB"
+            [limits]
+            request-bytes = "1MiB"
+        "#;
+        let config = Config::from_toml(text).unwrap();
+        config.validate().unwrap();
+        assert_eq!(config.listen.port(), 4001);
+        assert_eq!(config.history_age, Duration::from_secs(600));
+        assert_eq!(config.quota, 512 << 20);
+        assert_eq!(config.limits.request_bytes, 1 << 20);
+        assert_eq!(config.lease_ttl_min_seconds(), 3);
+        assert_eq!(config.heartbeat, Config::default().heartbeat);
+    }
+
+    #[test]
+    fn what_is_written_reads_back() {
+        let text = toml::to_string(&Config::default()).unwrap();
+        assert_eq!(Config::from_toml(&text).unwrap(), Config::default());
+    }
+
+    #[test]
+    fn an_unknown_or_unreadable_setting_is_named() {
+        for (text, named) in [("nmae = 'x'", "nmae"), ("tick = '10'", "unit"), ("tick = 10", "tick")] {
+            let error = Config::from_toml(text).unwrap_err().to_string();
+            assert!(error.contains(named), "{error}");
+        }
+    }
+
+    #[test]
+    fn beyond_loopback_needs_insecure_and_an_address_to_be_found_at() {
+        let anywhere = SocketAddr::from(([0, 0, 0, 0], 2379));
+        assert!(matches!(changed(|c| c.listen = anywhere), Err(ConfigError::Insecure { setting: "--listen", .. })));
+        assert!(matches!(
+            changed(|c| {
+                c.listen = anywhere;
+                c.insecure = true;
+            }),
+            Err(ConfigError::Unadvertised { advertise: "--advertise", .. })
+        ));
+        changed(|c| {
+            c.listen = anywhere;
+            c.insecure = true;
+            c.advertise = Some("lock-1.example:2379".to_owned());
+        })
+        .unwrap();
+        changed(|c| c.listen = "[::1]:2379".parse().unwrap()).unwrap();
+        changed(|c| c.listen = "[::ffff:127.0.0.1]:2379".parse().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn a_cluster_has_to_name_this_member_once() {
+        let cluster = |text: &str| changed(|c| c.cluster = Some(text.to_owned()));
+        cluster("default=127.0.0.1:2380,n2=127.0.0.1:2381").unwrap();
+        assert!(matches!(cluster("n1=127.0.0.1:2380"), Err(ConfigError::NotInCluster { .. })));
+        assert!(matches!(cluster("default=a:1,default=b:2"), Err(ConfigError::TwiceInCluster(_))));
+        for bad in ["default", "default=", "default=host", "=a:1", "default=http://a:1"] {
+            assert!(matches!(cluster(bad), Err(ConfigError::Cluster(_))), "{bad}");
+        }
+        assert_eq!(
+            changed(|c| {
+                c.cluster = Some("default=a:1".to_owned());
+                c.join = Some("b:2".to_owned());
+            }),
+            Err(ConfigError::ClusterAndJoin)
+        );
+    }
+
+    #[test]
+    fn times_that_cannot_work_are_refused() {
+        let ms = Duration::from_millis;
+        for result in [
+            changed(|c| c.tick = Duration::ZERO),
+            changed(|c| c.heartbeat = ms(5)),
+            changed(|c| c.heartbeat = ms(200)),
+            changed(|c| c.election_max = c.election_min),
+            changed(|c| c.election_max = ms(90_000)),
+            changed(|c| c.call_timeout = ms(100)),
+            changed(|c| c.keepalive_interval = ms(100)),
+        ] {
+            assert!(matches!(result, Err(ConfigError::Times { .. })), "{result:?}");
+        }
+    }
+
+    #[test]
+    fn limits_stay_within_reason() {
+        for result in [
+            changed(|c| c.limits.request_bytes = 0),
+            changed(|c| c.limits.transaction_operations = 129),
+            changed(|c| c.limits.streams_per_connection = 0),
+            changed(|c| c.limits.inflight_bytes = 1),
+            changed(|c| c.network_threads = 100_000),
+        ] {
+            assert!(matches!(result, Err(ConfigError::Range { .. })), "{result:?}");
+        }
+    }
+
+    #[test]
+    fn names_and_origins_are_checked() {
+        assert!(matches!(changed(|c| c.name = String::new()), Err(ConfigError::Empty { .. })));
+        assert!(matches!(changed(|c| c.name = "a,b".to_owned()), Err(ConfigError::Name(_))));
+        changed(|c| c.web_origins = vec!["*".to_owned(), "https://page.example:8443".to_owned()]).unwrap();
+        for bad in ["page.example", "https://", "https://a/b", "https://*.example"] {
+            assert!(matches!(changed(|c| c.web_origins = vec![bad.to_owned()]), Err(ConfigError::Origin(_))), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_version_suits_kubernetes() {
+        let numbers: Vec<u32> = ETCD_VERSION.split('.').map(|number| number.parse().unwrap()).collect();
+        assert!(numbers.as_slice() >= [3, 5, 13].as_slice());
+    }
+}

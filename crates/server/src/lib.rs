@@ -1,0 +1,17 @@
+//! The tokio shell around a replica: driver, services, HTTP.
+#![forbid(unsafe_code)]
+
+mod calls;
+pub mod config;
+pub mod data;
+pub mod driver;
+pub mod http;
+pub mod limits;
+pub mod listen;
+mod log;
+pub mod member;
+pub mod metrics;
+mod publish;
+pub mod run;
+pub mod services;
+pub mod units;

@@ -1,0 +1,258 @@
+//! The services' only door to the replica: async calls that become inputs of its thread.
+//!
+//! A service decodes, validates and authorizes; then it calls one of these and awaits the answer.
+//! Dropping the future of a call tells the replica that nobody waits for it any more.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex};
+
+use tenure_machine::lock::entry_key;
+use tenure_machine::{Command, Keys, LeaseId, Leave, Lock, LockReply, RangeQuery, RangeReply, Reply, Revision, View};
+use tenure_replica::{
+    Answer, Answered, CallId, Consistency, Failure, Input, LeaseStatus, Notice, Read, Status, StreamId, WatchId,
+    WatchRequest,
+};
+use tokio::sync::mpsc;
+
+use crate::calls::{Mailbox, OpenCall};
+
+/// Inputs that wait for the replica's thread; beyond this, requests that can be refused are.
+const QUEUE_LIMIT: usize = 100_000;
+
+/// A cheap handle on the member that this process runs, for use on one network runtime.
+#[derive(Clone)]
+pub struct Member {
+    pub(crate) inputs: Inputs,
+    pub(crate) mailbox: Mailbox,
+    pub(crate) status: Arc<Mutex<Status>>,
+    /// Drawn when the process starts; with a number behind it, it names a call for good.
+    pub(crate) boot: u64,
+    pub(crate) calls_drawn: Arc<AtomicU64>,
+}
+
+/// The queue into the replica's thread.
+#[derive(Clone)]
+pub(crate) struct Inputs {
+    pub(crate) sender: Sender<Input>,
+    pub(crate) depth: Arc<AtomicUsize>,
+}
+
+/// A value with what a response header says about the moment it was read.
+#[derive(Debug, Clone)]
+pub struct At<T> {
+    pub value: T,
+    pub revision: Revision,
+    pub term: u64,
+}
+
+/// A range is answered from the replica's own thread if it is short, else by a view to read elsewhere.
+pub enum RangeAnswer {
+    Ready(RangeReply),
+    /// The caller runs `view.range(&query)` off the network threads.
+    Long(Box<View>, RangeQuery),
+}
+
+impl Member {
+    /// Replicates a command and gives its reply.
+    pub async fn submit(&self, command: Command) -> Result<At<Reply>, Failure> {
+        // What gives back room must pass when everything else is shed.
+        let frees = matches!(command, Command::Delete(_) | Command::LeaseRevoke { .. } | Command::Leave(_));
+        let answer = self.call(frees, |call| Input::Propose { call, command }).await?;
+        answer.map(|answered| match answered {
+            Answered::Reply(reply) => reply,
+            other => unexpected(other),
+        })
+    }
+
+    pub async fn range(&self, query: RangeQuery, consistency: Consistency) -> Result<At<RangeAnswer>, Failure> {
+        let again = match query.keys {
+            Keys::One(_) => None,
+            Keys::Span { .. } => Some(query.clone()),
+        };
+        let read = Read::Range(query);
+        let answer = self.call(false, |call| Input::Read { call, read, consistency }).await?;
+        answer.map(|answered| match (answered, again) {
+            (Answered::Range(reply), _) => RangeAnswer::Ready(reply),
+            (Answered::View(view), Some(query)) => RangeAnswer::Long(view, query),
+            (other, _) => unexpected(other),
+        })
+    }
+
+    pub async fn view(&self, consistency: Consistency) -> Result<At<View>, Failure> {
+        let answer = self.call(false, |call| Input::Read { call, read: Read::View, consistency }).await?;
+        answer.map(|answered| match answered {
+            Answered::View(view) => *view,
+            other => unexpected(other),
+        })
+    }
+
+    /// The renewed lease's TTL; None = there is no such lease.
+    pub async fn keep_alive(&self, lease: LeaseId) -> Result<At<Option<u64>>, Failure> {
+        let answer = self.call(true, |call| Input::KeepAlive { call, lease }).await?;
+        answer.map(|answered| match answered {
+            Answered::KeptAlive { ttl_ms } => ttl_ms,
+            other => unexpected(other),
+        })
+    }
+
+    pub async fn lease_time_to_live(&self, lease: LeaseId) -> Result<At<Option<LeaseStatus>>, Failure> {
+        let read = Read::LeaseTimeToLive(lease);
+        let consistency = Consistency::Linearizable;
+        let answer = self.call(false, |call| Input::Read { call, read, consistency }).await?;
+        answer.map(|answered| match answered {
+            Answered::LeaseTimeToLive(status) => status,
+            other => unexpected(other),
+        })
+    }
+
+    /// Waits until the lock is granted. Dropping the future leaves the queue.
+    pub async fn lock(&self, lock: Lock) -> Result<At<LockReply>, Failure> {
+        let leave = Leave { key: entry_key(&lock.name, lock.lease).into(), call: lock.call };
+        let answer = self.call_or_leave(false, Some(leave), |call| Input::Lock { call, lock }).await?;
+        answer.map(|answered| match answered {
+            Answered::Lock(reply) => reply,
+            other => unexpected(other),
+        })
+    }
+
+    pub fn watch_stream(&self) -> WatchStream {
+        let (stream, notices) = self.mailbox.open_stream();
+        WatchStream { inputs: self.inputs.clone(), mailbox: self.mailbox.clone(), stream, notices }
+    }
+
+    /// As of the replica's last step; never waits.
+    pub fn status(&self) -> Status {
+        *self.status.lock().expect("no panic while the status is locked")
+    }
+
+    /// A positive number that nobody else draws: a lease id.
+    pub fn draw_lease_id(&self) -> LeaseId {
+        (random_u64() >> 1).max(1) as LeaseId
+    }
+
+    /// Names one Lock call, see [`tenure_machine::Lock::call`].
+    pub fn draw_call(&self) -> u128 {
+        u128::from(self.boot) << 64 | u128::from(self.calls_drawn.fetch_add(1, Ordering::Relaxed))
+    }
+
+    async fn call(&self, always: bool, input: impl FnOnce(CallId) -> Input) -> Result<AnswerOf, Failure> {
+        self.call_or_leave(always, None, input).await
+    }
+
+    async fn call_or_leave(
+        &self,
+        always: bool,
+        leave: Option<Leave>,
+        input: impl FnOnce(CallId) -> Input,
+    ) -> Result<AnswerOf, Failure> {
+        if !always && self.inputs.depth.load(Ordering::Relaxed) > QUEUE_LIMIT {
+            return Err(Failure::Overloaded);
+        }
+        let open = self.mailbox.open_call();
+        if !self.inputs.send(input(open.call)) {
+            return Err(Failure::Stopping);
+        }
+        let mut pending = Pending { open, inputs: &self.inputs, leave };
+        match (&mut pending.open).await {
+            Some(answer) => Ok(AnswerOf(answer)),
+            None => Err(Failure::Stopping),
+        }
+    }
+}
+
+impl Inputs {
+    /// False = the replica is gone.
+    pub(crate) fn send(&self, input: Input) -> bool {
+        self.depth.fetch_add(1, Ordering::Relaxed);
+        self.sender.send(input).is_ok()
+    }
+}
+
+struct AnswerOf(Answer);
+
+impl AnswerOf {
+    fn map<T>(self, value: impl FnOnce(Answered) -> T) -> Result<At<T>, Failure> {
+        let Answer { revision, term, result } = self.0;
+        Ok(At { value: value(result?), revision, term })
+    }
+}
+
+/// The replica answers each kind of input with its own kind of answer.
+fn unexpected<T>(answered: Answered) -> T {
+    unreachable!("the replica answered another question: {answered:?}")
+}
+
+/// Tells the replica when the caller went away before the answer came.
+struct Pending<'a> {
+    open: OpenCall,
+    inputs: &'a Inputs,
+    /// Of a Lock call: how to give up what it may have been granted without anybody seeing it.
+    leave: Option<Leave>,
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        if !self.open.is_done() {
+            let call = self.open.call;
+            self.inputs.send(match self.leave.take() {
+                Some(leave) => Input::CancelLock { call, leave },
+                None => Input::Cancel { call },
+            });
+        }
+    }
+}
+
+/// The watches of one client stream. Dropping it ends them.
+pub struct WatchStream {
+    inputs: Inputs,
+    mailbox: Mailbox,
+    stream: StreamId,
+    notices: mpsc::UnboundedReceiver<Notice>,
+}
+
+impl WatchStream {
+    pub fn create(&self, watch: WatchId, keys: Keys, start: Option<Revision>) {
+        self.send(WatchRequest::Create { watch, keys, start });
+    }
+
+    pub fn cancel(&self, watch: WatchId) {
+        self.send(WatchRequest::Cancel { watch });
+    }
+
+    /// After everything of a [`Notice::Behind`] was delivered.
+    pub fn resume(&self, watch: WatchId, from: Revision) {
+        self.send(WatchRequest::Resume { watch, from });
+    }
+
+    /// Gives back what [`Notice::Commits`] charged; may be called once for several notices.
+    pub fn drained(&self, bytes: usize) {
+        self.send(WatchRequest::Drained { bytes });
+    }
+
+    pub fn request_progress(&self) {
+        self.send(WatchRequest::Progress);
+    }
+
+    /// None = the member stops.
+    pub async fn next(&mut self) -> Option<Notice> {
+        self.notices.recv().await
+    }
+
+    fn send(&self, request: WatchRequest) {
+        self.inputs.send(Input::Watch { stream: self.stream, request });
+    }
+}
+
+impl Drop for WatchStream {
+    fn drop(&mut self) {
+        self.mailbox.close_stream(self.stream);
+        self.send(WatchRequest::Close);
+    }
+}
+
+pub(crate) fn random_u64() -> u64 {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes).expect("the system has randomness");
+    u64::from_ne_bytes(bytes)
+}

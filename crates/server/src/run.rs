@@ -1,0 +1,314 @@
+//! A member's life, from its configuration to its last answer.
+//!
+//! The thread that calls [`run`] becomes the control thread: it accepts connections, watches over
+//! the health that is reported, and waits for the end. The order of things matters. The port is
+//! bound before the data is touched, so that a second member started by mistake does no harm; it
+//! is announced as ready when it can be called. At the end health is taken back first, then the
+//! network drains, and only then the replica stops, so that calls under way still get their answer.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::Router;
+use prost_reflect::DescriptorPool;
+use tokio::sync::oneshot;
+use tonic_health::ServingStatus;
+use tonic_health::pb::health_server::HealthServer;
+use tonic_health::server::{HealthReporter, HealthService};
+
+use crate::config::{Config, ConfigError};
+use crate::data::{self, Data, DataError};
+use crate::driver::Driver;
+use crate::http::grpc::{Services, ServicesBuilder};
+use crate::http::health::Health;
+use crate::http::{Connection, Front};
+use crate::listen::{ListenError, Listener, Network, Stopping};
+use crate::member::{Member, random_u64};
+use crate::metrics::Metrics;
+use crate::publish;
+use crate::services;
+
+/// How often `grpc.health.v1` learns of a change.
+const HEALTH_INTERVAL: Duration = Duration::from_millis(250);
+
+/// How long the start waits for this member to be listed.
+const PUBLISH_PATIENCE: Duration = Duration::from_secs(1);
+
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    #[error(transparent)]
+    Data(#[from] DataError),
+    #[error("the replica cannot start: {0}")]
+    Boot(#[from] tenure_replica::BootError),
+    #[error("the control thread cannot start: {0}")]
+    Control(std::io::Error),
+    /// The member has stopped rather than go on with something broken.
+    #[error("the member had to stop: {0}")]
+    Failed(String),
+}
+
+/// Runs a member until `shutdown` resolves, or until it has to stop by itself.
+pub fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
+    run_with(config, |_| {}, shutdown)
+}
+
+/// As [`run`]; tells the address of the client port as soon as the member answers there.
+pub fn run_with(
+    mut config: Config,
+    ready: impl FnOnce(SocketAddr),
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), RunError> {
+    config.validate()?;
+    let control = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(RunError::Control)?;
+    control.block_on(async {
+        let listener = Listener::bind(config.listen)?;
+        // Differs if the configuration left the choice of the port to the system.
+        config.listen = listener.address();
+        live(Arc::new(config), listener, ready, shutdown).await
+    })
+}
+
+async fn live(
+    config: Arc<Config>,
+    listener: Listener,
+    ready: impl FnOnce(SocketAddr),
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), RunError> {
+    let data = data::open(&config)?;
+    let replica_config = replica_config(&config, &data);
+    let threads = config.network_thread_count();
+    // The control thread is one more runtime that asks the replica: for health.
+    let mut driver = Driver::start(replica_config, data.boot, data.store, threads + 1)?;
+    let failed = driver.failed();
+    let (member, distribute) = driver.attach(threads);
+    tokio::spawn(distribute);
+
+    let pool = descriptors();
+    let status = member.clone();
+    let status_member = member.clone();
+    let metrics = Metrics::new(&pool, threads).with_replica(move || status.status()).with_limits(&config.limits);
+    let metrics = Arc::new(metrics);
+    let health = Health::new(member, config.call_timeout);
+    let reporter = HealthReporter::new();
+
+    let attachments = Arc::new((0..threads).map(|index| attach(&mut driver, index)).collect::<Vec<_>>());
+    let serve = {
+        let (config, metrics, health, reporter) = (config.clone(), metrics.clone(), health.clone(), reporter.clone());
+        move |index: usize, stopping: Stopping| {
+            let (member, distribute) = take(&attachments[index]);
+            tokio::spawn(distribute);
+            let services = services_of(&config, member, &reporter).stopping(stopping);
+            let services = services.build(metrics.runtime(index).clone(), metrics.rpcs().clone());
+            let front = Front::new(&config, &pool, services, health.clone(), metrics.clone(), Router::new());
+            let front = Arc::new(front);
+            move |info| Connection::new(front.clone(), info)
+        }
+    };
+    let published = tokio::spawn({
+        let (member, config) = (status_member, config.clone());
+        async move { publish::publish(member, &config).await }
+    });
+    // Alone this takes one write; without a quorum it goes on in the background.
+    let _ = tokio::time::timeout(PUBLISH_PATIENCE, published).await;
+
+    let network = Network::start(&config, metrics, threads, serve)?;
+    tracing::info!(name = config.name, address = %listener.address(), threads, "the member answers");
+    ready(listener.address());
+
+    let reason = tokio::select! {
+        never = network.accept(&listener) => match never {},
+        never = report_health(&health, &reporter) => match never {},
+        () = shutdown => None,
+        reason = failed => Some(reason.unwrap_or_else(|_: oneshot::error::RecvError| "its thread is gone".to_owned())),
+    };
+    drop(listener);
+    health.stop();
+    set_health(&reporter, false).await;
+    // A replica that is gone answers nobody: nothing is worth waiting for.
+    let patience = if reason.is_none() { config.drain } else { Duration::ZERO };
+    network.stop(patience).await;
+    let _ = tokio::task::spawn_blocking(move || driver.stop()).await;
+    match reason {
+        None => Ok(()),
+        Some(reason) => Err(RunError::Failed(reason)),
+    }
+}
+
+type Attachment = (Member, Pin<Box<dyn Future<Output = ()> + Send>>);
+
+/// Taken by its network thread when that has started.
+fn attach(driver: &mut Driver, index: usize) -> Mutex<Option<Attachment>> {
+    let (member, distribute) = driver.attach(index);
+    Mutex::new(Some((member, Box::pin(distribute))))
+}
+
+fn take(attachment: &Mutex<Option<Attachment>>) -> Attachment {
+    let mut attachment = attachment.lock().unwrap_or_else(PoisonError::into_inner);
+    attachment.take().expect("each network thread starts once")
+}
+
+/// The gRPC services of one network thread.
+fn services_of(config: &Arc<Config>, member: Member, reporter: &HealthReporter) -> ServicesBuilder {
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(tenure_api::FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    services::services(member, config.clone(), Services::builder())
+        .add_service(HealthServer::new(HealthService::from_health_reporter(reporter.clone())))
+        .add_service(reflection().build_v1().expect("our own descriptors are sound"))
+        .add_service(reflection().build_v1alpha().expect("our own descriptors are sound"))
+}
+
+/// What the gateway, the metrics and reflection know of the API.
+pub(crate) fn descriptors() -> DescriptorPool {
+    let mut pool = DescriptorPool::new();
+    let sets = [
+        tenure_api::FILE_DESCRIPTOR_SET,
+        tonic_health::pb::FILE_DESCRIPTOR_SET,
+        tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET,
+        tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET,
+    ];
+    for set in sets {
+        pool.decode_file_descriptor_set(set).expect("the descriptors are compiled in");
+    }
+    pool
+}
+
+async fn report_health(health: &Health, reporter: &HealthReporter) -> std::convert::Infallible {
+    let mut reported = None;
+    loop {
+        let ready = health.looks_ready();
+        if reported != Some(ready) {
+            set_health(reporter, ready).await;
+            reported = Some(ready);
+        }
+        tokio::time::sleep(HEALTH_INTERVAL).await;
+    }
+}
+
+/// Under the name of each service, and under the empty one for the whole.
+async fn set_health(reporter: &HealthReporter, ready: bool) {
+    let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
+    for service in descriptors().services() {
+        reporter.set_service_status(service.full_name(), status).await;
+    }
+    reporter.set_service_status("", status).await;
+}
+
+fn replica_config(config: &Config, data: &Data) -> tenure_replica::Config {
+    let ms = |duration: Duration| duration.as_millis() as u64;
+    tenure_replica::Config {
+        cluster: data.identity.cluster_id,
+        member: data.identity.member_id,
+        boot: random_u64(),
+        seed: random_u64(),
+        tick_ms: ms(config.tick),
+        heartbeat_ms: ms(config.heartbeat),
+        election_min_ms: ms(config.election_min),
+        election_max_ms: ms(config.election_max),
+        call_timeout_ms: ms(config.call_timeout),
+        snapshot_floor_bytes: config.snapshot_floor,
+        inflight_bytes: config.limits.inflight_bytes,
+        watch_buffer_bytes: config.limits.watch_buffer_bytes,
+        quota_bytes: config.quota,
+        history_age_ms: ms(config.history_age),
+        history_bytes: config.history_size,
+        ..Default::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+    use std::thread::JoinHandle;
+
+    use tokio_stream::StreamExt;
+    use tonic::transport::Channel;
+    use tonic_health::pb::HealthCheckRequest;
+    use tonic_health::pb::health_check_response::ServingStatus as Reported;
+    use tonic_health::pb::health_client::HealthClient;
+    use tonic_reflection::pb::v1::ServerReflectionRequest;
+    use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+    use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+    use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
+
+    struct Running {
+        address: SocketAddr,
+        shutdown: oneshot::Sender<()>,
+        thread: JoinHandle<Result<(), RunError>>,
+    }
+
+    fn start(directory: &std::path::Path) -> Running {
+        let config = Config {
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            data_dir: directory.join("data"),
+            network_threads: 2,
+            ..Config::default()
+        };
+        let (shutdown, stopped) = oneshot::channel();
+        let (announce, announced) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let shutdown = async { drop(stopped.await) };
+            run_with(config, move |address| announce.send(address).unwrap(), shutdown)
+        });
+        let address = announced.recv().expect("the member has started");
+        Running { address, shutdown, thread }
+    }
+
+    impl Running {
+        async fn channel(&self) -> Channel {
+            Channel::from_shared(format!("http://{}", self.address)).unwrap().connect().await.unwrap()
+        }
+
+        async fn stop(self) {
+            self.shutdown.send(()).unwrap();
+            tokio::task::spawn_blocking(|| self.thread.join()).await.unwrap().unwrap().unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_member_lives_and_ends() {
+        let directory = tempfile::tempdir().unwrap();
+        let running = start(directory.path());
+        let channel = running.channel().await;
+
+        let mut health = HealthClient::new(channel.clone());
+        let mut statuses = health.watch(HealthCheckRequest { service: String::new() }).await.unwrap().into_inner();
+        while statuses.next().await.unwrap().unwrap().status() != Reported::Serving {}
+        let request = HealthCheckRequest { service: "etcdserverpb.KV".to_owned() };
+        assert_eq!(health.check(request).await.unwrap().into_inner().status(), Reported::Serving);
+
+        let request = ServerReflectionRequest {
+            host: String::new(),
+            message_request: Some(MessageRequest::ListServices(String::new())),
+        };
+        let mut reflection = ServerReflectionClient::new(channel);
+        let answers = reflection.server_reflection_info(tokio_stream::once(request)).await.unwrap();
+        let answer = answers.into_inner().next().await.unwrap().unwrap().message_response.unwrap();
+        let MessageResponse::ListServicesResponse(list) = answer else { panic!("{answer:?}") };
+        for service in ["etcdserverpb.KV", "v3lockpb.Lock", "v3electionpb.Election", "grpc.health.v1.Health"] {
+            assert!(list.service.iter().any(|known| known.name == service), "{service} is not in {list:?}");
+        }
+
+        let began = std::time::Instant::now();
+        running.stop().await;
+        assert!(began.elapsed() < Config::default().drain, "an open stream does not delay the end");
+        assert_eq!(statuses.next().await.unwrap().unwrap().status(), Reported::NotServing, "told before the end");
+        start(directory.path()).stop().await;
+    }
+
+    #[test]
+    fn a_bad_configuration_does_nothing() {
+        let config = Config { name: String::new(), ..Config::default() };
+        assert!(matches!(run(config, std::future::pending()), Err(RunError::Config(_))));
+    }
+}

@@ -1,0 +1,17 @@
+//! Every service of etcd's API, called over the network as a client would call it.
+//!
+//! Each test has a member of its own, in this process and on a port that the system chose. What is
+//! expected was measured on etcd 3.4.23 unless a comment says otherwise.
+
+mod auth;
+mod cluster;
+mod election;
+mod harness;
+mod kv;
+mod large;
+mod lease;
+mod lock;
+mod maintenance;
+mod txn;
+mod watch;
+mod watch_history;
