@@ -1,0 +1,213 @@
+//! What to run, against whom, and for how long: always bounded.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+
+/// Everything that a run needs to know. Start from the default and fill in servers and workloads.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    pub workloads: Vec<Workload>,
+    pub servers: Vec<Server>,
+    /// The server that the others are compared with, by name.
+    pub baseline: Option<String>,
+    pub clients: usize,
+    pub connections: usize,
+    /// Threads of the load client, each with a runtime and a share of the connections.
+    pub threads: usize,
+    pub limit: Limit,
+    pub warm_up: Duration,
+    pub rounds: usize,
+    pub value_bytes: usize,
+    /// Size of the key space for put and get; number of keys for fill and range.
+    pub keys: u64,
+    pub serializable: bool,
+    /// How many puts the watch workload's writer may be ahead of the slowest watcher.
+    pub depth: usize,
+}
+
+impl Default for Plan {
+    fn default() -> Plan {
+        Plan {
+            workloads: Vec::new(),
+            servers: Vec::new(),
+            baseline: None,
+            clients: 64,
+            connections: 8,
+            threads: 2,
+            limit: Limit::Time(Duration::from_secs(5)),
+            warm_up: Duration::from_secs(1),
+            rounds: 1,
+            value_bytes: 256,
+            keys: 10_000,
+            serializable: false,
+            depth: 16,
+        }
+    }
+}
+
+impl Plan {
+    pub fn validate(&self) -> anyhow::Result<()> {
+        ensure!(!self.workloads.is_empty(), "no workload is named");
+        ensure!(!self.servers.is_empty(), "no server is named");
+        ensure!(
+            self.clients > 0 && self.connections > 0 && self.threads > 0,
+            "clients, connections and threads start at 1"
+        );
+        ensure!(self.rounds > 0, "there is at least one round");
+        ensure!(self.keys > 0 && self.depth > 0, "keys and depth start at 1");
+        for (index, server) in self.servers.iter().enumerate() {
+            ensure!(!server.endpoints.is_empty(), "{}: no endpoint", server.name);
+            let twice = self.servers[..index].iter().any(|other| other.name == server.name);
+            ensure!(!twice, "two servers are called {}", server.name);
+            if let Some(pid) = server.pid {
+                ensure!(crate::process::usage(pid).is_some(), "{}: there is no process {pid}", server.name);
+            }
+        }
+        if let Some(name) = &self.baseline {
+            ensure!(self.servers.iter().any(|server| server.name == *name), "no server is called {name}");
+        }
+        Ok(())
+    }
+}
+
+/// What ends a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    Time(Duration),
+    Operations(u64),
+}
+
+/// A server to put under load.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Server {
+    pub name: String,
+    pub endpoints: Vec<String>,
+    /// Its process on this machine, if its CPU time and memory are to be reported.
+    pub pid: Option<u32>,
+}
+
+/// Reads `NAME=ENDPOINT[,ENDPOINT…][@PID]`.
+impl FromStr for Server {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> anyhow::Result<Server> {
+        let (name, rest) = text.split_once('=').with_context(|| format!("{text}: expected NAME=ENDPOINT[@PID]"))?;
+        let (endpoints, pid) = match rest.rsplit_once('@') {
+            Some((endpoints, pid)) => {
+                (endpoints, Some(pid.parse().with_context(|| format!("{pid}: not a process id"))?))
+            }
+            None => (rest, None),
+        };
+        if name.is_empty() || endpoints.is_empty() {
+            bail!("{text}: expected NAME=ENDPOINT[@PID]");
+        }
+        Ok(Server { name: name.to_owned(), endpoints: endpoints.split(',').map(str::to_owned).collect(), pid })
+    }
+}
+
+/// What the clients do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Workload {
+    Put,
+    Get,
+    Lock,
+    Contend,
+    Lease,
+    KeepAlive,
+    Watch,
+    Range,
+    Fill,
+}
+
+impl Workload {
+    pub const ALL: [Workload; 9] = [
+        Workload::Put,
+        Workload::Get,
+        Workload::Lock,
+        Workload::Contend,
+        Workload::Lease,
+        Workload::KeepAlive,
+        Workload::Watch,
+        Workload::Range,
+        Workload::Fill,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Workload::Put => "put",
+            Workload::Get => "get",
+            Workload::Lock => "lock",
+            Workload::Contend => "contend",
+            Workload::Lease => "lease",
+            Workload::KeepAlive => "keepalive",
+            Workload::Watch => "watch",
+            Workload::Range => "range",
+            Workload::Fill => "fill",
+        }
+    }
+
+    /// What one operation is, for people.
+    pub fn describe(self) -> &'static str {
+        match self {
+            Workload::Put => "each client puts one random key after the other",
+            Workload::Get => "each client gets one random key after the other, linearizable unless told otherwise",
+            Workload::Lock => "each client locks and unlocks a name of its own: nobody waits",
+            Workload::Contend => "all clients lock and unlock one name: every operation is a hand-over",
+            Workload::Lease => "each client grants and revokes leases",
+            Workload::KeepAlive => "each client renews its lease over a stream, one renewal at a time",
+            Workload::Watch => "every client watches one key that one writer changes: operations are deliveries",
+            Workload::Range => "puts, without and then with a client that keeps reading all keys at once",
+            Workload::Fill => "writes the given number of keys, each once",
+        }
+    }
+}
+
+impl fmt::Display for Workload {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+impl FromStr for Workload {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Workload, String> {
+        let names = || Workload::ALL.map(Workload::name).join(", ");
+        Workload::ALL
+            .into_iter()
+            .find(|workload| workload.name() == text)
+            .ok_or_else(|| format!("there is no workload {text:?}: it is one of {}", names()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_read_with_and_without_a_process() {
+        let server: Server = "etcd=127.0.0.1:2379@42".parse().unwrap();
+        assert_eq!((server.name.as_str(), server.pid), ("etcd", Some(42)));
+        assert_eq!(server.endpoints, ["127.0.0.1:2379"]);
+        let server: Server = "tenure=http://a:1,b:2".parse().unwrap();
+        assert_eq!((server.endpoints.len(), server.pid), (2, None));
+        for wrong in ["etcd", "=a:1", "etcd=", "etcd=a:1@me"] {
+            assert!(wrong.parse::<Server>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn plans_that_cannot_run_are_refused() {
+        let server = |name: &str| Server { name: name.into(), endpoints: vec!["a:1".into()], pid: None };
+        let plan = Plan { workloads: vec![Workload::Put], servers: vec![server("a"), server("b")], ..Plan::default() };
+        assert!(plan.validate().is_ok());
+        assert!(Plan { servers: vec![server("a"), server("a")], ..plan.clone() }.validate().is_err());
+        assert!(Plan { baseline: Some("c".into()), ..plan.clone() }.validate().is_err());
+        assert!(Plan { clients: 0, ..plan.clone() }.validate().is_err());
+        let dead = Server { pid: Some(u32::MAX), ..server("dead") };
+        assert!(Plan { servers: vec![dead], ..plan }.validate().is_err());
+    }
+}

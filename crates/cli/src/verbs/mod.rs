@@ -1,0 +1,74 @@
+//! The verbs, one file each.
+//!
+//! To add one: a file with its arguments (help with an example first) and a `run`, and a line in
+//! the enum and the two lists beneath.
+
+mod bench;
+mod compact;
+mod completion;
+mod del;
+mod get;
+mod lease;
+mod pairs;
+mod put;
+mod serve;
+mod snapshot;
+mod status;
+mod txn;
+mod watch;
+
+use std::future::Future;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{ArgMatches, Subcommand};
+
+use crate::settings::Global;
+
+#[derive(Subcommand)]
+pub enum Verb {
+    Serve(Box<serve::Serve>),
+    Get(get::Get),
+    Put(put::Put),
+    Del(del::Del),
+    Txn(txn::Txn),
+    Watch(watch::Watch),
+    Lease(lease::Lease),
+    Compact(compact::Compact),
+    Status(status::Status),
+    Snapshot(snapshot::Snapshot),
+    Bench(bench::Bench),
+    Completion(completion::Completion),
+}
+
+/// What a verb has to say about its command line beyond what its arguments can express.
+pub fn check(matches: &ArgMatches) -> anyhow::Result<()> {
+    match matches.subcommand() {
+        Some(("serve", matches)) => serve::refuse_client_options(matches),
+        _ => Ok(()),
+    }
+}
+
+impl Verb {
+    pub fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+        match self {
+            Verb::Serve(serve) => serve.run(&global),
+            Verb::Get(get) => block_on(get.run(global)),
+            Verb::Put(put) => block_on(put.run(global)),
+            Verb::Del(del) => block_on(del.run(global)),
+            Verb::Txn(txn) => block_on(txn.run(global)),
+            Verb::Watch(watch) => block_on(watch.run(global)),
+            Verb::Lease(lease) => block_on(lease.run(global)),
+            Verb::Compact(compact) => block_on(compact.run(global)),
+            Verb::Status(status) => block_on(status.run(global)),
+            Verb::Snapshot(snapshot) => snapshot.run(global),
+            Verb::Bench(bench) => bench.run(&global),
+            Verb::Completion(completion) => completion.run(),
+        }
+    }
+}
+
+/// Runs a client verb: one thread is enough for it.
+fn block_on(work: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?.block_on(work)
+}

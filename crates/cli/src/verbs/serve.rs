@@ -1,0 +1,357 @@
+//! `tenure serve`: runs a member.
+
+use std::cell::Cell;
+use std::io::{self, IsTerminal};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::str::FromStr;
+
+use anyhow::{Context, anyhow, bail};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args};
+use tenure_server::config::{Config, TENURE_VERSION};
+use tenure_server::data::DataError;
+use tenure_server::run::{RunError, run_with};
+use tenure_storage::{Fault, OpenError};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use toml::{Table, Value};
+
+use crate::settings::Global;
+use crate::{logging, notify};
+use tenure_server::units::{parse_duration, parse_size};
+
+const EXAMPLE: &str = "\
+Examples:
+  tenure serve                          one member on 127.0.0.1:2379, data in ./tenure-data
+  tenure serve --data-dir /var/lib/tenure --listen 127.0.0.1:22379 --peer-listen 127.0.0.1:22380
+  tenure serve --config tenure.toml     the file's keys are named like the flags";
+
+const INTERRUPTED: i32 = 130;
+
+/// Run a member
+///
+/// Every flag can also be given in the environment or as a key of the TOML file (--config). Limits
+/// of what clients may ask are set in the table `[limits]` of the file.
+#[derive(Args)]
+#[command(before_help = EXAMPLE)]
+pub struct Serve {
+    #[command(flatten)]
+    flags: Flags,
+    #[command(flatten)]
+    tuning: Tuning,
+    /// error, warn, info, debug or trace; or levels by module, as in info,tenure_server=debug
+    #[arg(long, env = "TENURE_LOG", value_name = "LEVEL")]
+    log_level: Option<String>,
+    // The options of client verbs mean nothing here: defined so that they are not offered.
+    #[arg(long = "endpoints", id = "endpoints", hide = true)]
+    _endpoints: Option<String>,
+    #[arg(long = "output", short = 'o', id = "output", hide = true)]
+    _output: Option<String>,
+    #[arg(long = "timeout", id = "timeout", hide = true)]
+    _timeout: Option<String>,
+}
+
+#[derive(Args)]
+struct Flags {
+    /// How this member is called [default: default]
+    #[arg(long, env = "TENURE_NAME")]
+    name: Option<String>,
+    /// Where it keeps its data [default: tenure-data]
+    #[arg(long, env = "TENURE_DATA_DIR", value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// Where clients connect: gRPC, JSON, metrics [default: 127.0.0.1:2379]
+    #[arg(long, env = "TENURE_LISTEN", value_name = "ADDRESS", value_parser = checked_address)]
+    listen: Option<String>,
+    /// Where other members connect [default: 127.0.0.1:2380]
+    #[arg(long, env = "TENURE_PEER_LISTEN", value_name = "ADDRESS", value_parser = checked_address)]
+    peer_listen: Option<String>,
+    /// Where clients find it, if not at --listen
+    #[arg(long, env = "TENURE_ADVERTISE", value_name = "HOST:PORT")]
+    advertise: Option<String>,
+    /// Where other members find it, if not at --peer-listen
+    #[arg(long, env = "TENURE_PEER_ADVERTISE", value_name = "HOST:PORT")]
+    peer_advertise: Option<String>,
+    /// The members of a new cluster, this one among them
+    #[arg(long, env = "TENURE_CLUSTER", value_name = "NAME=HOST:PORT,…")]
+    cluster: Option<String>,
+    /// A member of a running cluster to be added to
+    #[arg(long, env = "TENURE_JOIN", value_name = "HOST:PORT")]
+    join: Option<String>,
+    /// Listen beyond this machine without TLS
+    #[arg(long, env = "TENURE_INSECURE", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    insecure: Option<bool>,
+}
+
+#[derive(Args)]
+#[command(next_help_heading = "Tuning")]
+struct Tuning {
+    /// Pages whose scripts may call this member: https://host[:port], or * for any
+    #[arg(long, env = "TENURE_WEB_ORIGINS", value_name = "ORIGIN,…", value_delimiter = ',')]
+    web_origins: Option<Vec<String>>,
+    /// The unit in which raft counts time [default: 10ms]
+    #[arg(long, env = "TENURE_TICK", value_name = "TIME", value_parser = checked_duration)]
+    tick: Option<String>,
+    /// How often a leader lets the others hear from it [default: 50ms]
+    #[arg(long, env = "TENURE_HEARTBEAT", value_name = "TIME", value_parser = checked_duration)]
+    heartbeat: Option<String>,
+    /// The least time without a leader before a member stands for election [default: 500ms]
+    #[arg(long, env = "TENURE_ELECTION_MIN", value_name = "TIME", value_parser = checked_duration)]
+    election_min: Option<String>,
+    /// The longest such time [default: 1s]
+    #[arg(long, env = "TENURE_ELECTION_MAX", value_name = "TIME", value_parser = checked_duration)]
+    election_max: Option<String>,
+    /// After how long a call is told that it timed out [default: 7s]
+    #[arg(long, env = "TENURE_CALL_TIMEOUT", value_name = "TIME", value_parser = checked_duration)]
+    call_timeout: Option<String>,
+    /// No snapshot before the log has grown by this much [default: 64MiB]
+    #[arg(long, env = "TENURE_SNAPSHOT_FLOOR", value_name = "SIZE", value_parser = checked_size)]
+    snapshot_floor: Option<String>,
+    /// Older history is compacted; 0s keeps it [default: 1h]
+    #[arg(long, env = "TENURE_HISTORY_AGE", value_name = "TIME", value_parser = checked_duration)]
+    history_age: Option<String>,
+    /// History beyond this size is compacted; 0B keeps it [default: 1GiB]
+    #[arg(long, env = "TENURE_HISTORY_SIZE", value_name = "SIZE", value_parser = checked_size)]
+    history_size: Option<String>,
+    /// Beyond this size the store takes no more; 0B = no quota [default: 8GiB]
+    #[arg(long, env = "TENURE_QUOTA", value_name = "SIZE", value_parser = checked_size)]
+    quota: Option<String>,
+    /// How often an idle watch is told the revision, if it asked for it [default: 10m]
+    #[arg(long, env = "TENURE_WATCH_PROGRESS_INTERVAL", value_name = "TIME", value_parser = checked_duration)]
+    watch_progress_interval: Option<String>,
+    /// How often a silent connection is pinged [default: 30s]
+    #[arg(long, env = "TENURE_KEEPALIVE_INTERVAL", value_name = "TIME", value_parser = checked_duration)]
+    keepalive_interval: Option<String>,
+    /// How long it may take to answer the ping [default: 10s]
+    #[arg(long, env = "TENURE_KEEPALIVE_TIMEOUT", value_name = "TIME", value_parser = checked_duration)]
+    keepalive_timeout: Option<String>,
+    /// How long calls may still run when the member is told to stop [default: 5s]
+    #[arg(long, env = "TENURE_DRAIN", value_name = "TIME", value_parser = checked_duration)]
+    drain: Option<String>,
+    /// Threads that serve connections; 0 = as many as there are processors, 8 at most [default: 0]
+    #[arg(long, env = "TENURE_NETWORK_THREADS", value_name = "N")]
+    network_threads: Option<u32>,
+}
+
+/// Options of client verbs that were typed here are a mistake; in the environment they may well be
+/// meant for the next command.
+pub fn refuse_client_options(matches: &ArgMatches) -> anyhow::Result<()> {
+    for option in ["endpoints", "output", "timeout"] {
+        if matches.value_source(option) == Some(ValueSource::CommandLine) {
+            bail!("--{option} is for client verbs: where serve listens is said with --listen");
+        }
+    }
+    Ok(())
+}
+
+impl Serve {
+    pub fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+        let mut settings = global.file()?.member;
+        let file_level = settings.remove("log-level");
+        let file_level = file_level.as_ref().map(|level| level.as_str().context("log-level is a text")).transpose()?;
+        logging::start(self.log_level.as_deref().or(file_level).unwrap_or("info"))?;
+        self.override_settings(&mut settings)?;
+        let config: Config = settings.try_into().map_err(|error: toml::de::Error| anyhow!("{}", error.message()))?;
+        let greeting = Greeting::of(&config);
+        // Received from the moment the member is said to be ready; before that, a signal just ends it.
+        let signals = Cell::new(None);
+        let ready = |address| {
+            signals.set(Signals::receive());
+            greeting.show(address);
+        };
+        let served = run_with(config, ready, async { shutdown(signals.take()).await });
+        served.map_err(advise)?;
+        tracing::info!("stopped");
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// Flags and the environment come before the file.
+    fn override_settings(&self, settings: &mut Table) -> anyhow::Result<()> {
+        let Flags { name, data_dir, listen, peer_listen, advertise, peer_advertise, cluster, join, insecure } =
+            &self.flags;
+        let data_dir = data_dir.as_ref().map(|path| path.to_str().context("--data-dir is no text")).transpose()?;
+        let data_dir = data_dir.map(str::to_owned);
+        let tuning = &self.tuning;
+        let texts = [
+            ("name", name),
+            ("data-dir", &data_dir),
+            ("listen", listen),
+            ("peer-listen", peer_listen),
+            ("advertise", advertise),
+            ("peer-advertise", peer_advertise),
+            ("cluster", cluster),
+            ("join", join),
+            ("tick", &tuning.tick),
+            ("heartbeat", &tuning.heartbeat),
+            ("election-min", &tuning.election_min),
+            ("election-max", &tuning.election_max),
+            ("call-timeout", &tuning.call_timeout),
+            ("snapshot-floor", &tuning.snapshot_floor),
+            ("history-age", &tuning.history_age),
+            ("history-size", &tuning.history_size),
+            ("quota", &tuning.quota),
+            ("watch-progress-interval", &tuning.watch_progress_interval),
+            ("keepalive-interval", &tuning.keepalive_interval),
+            ("keepalive-timeout", &tuning.keepalive_timeout),
+            ("drain", &tuning.drain),
+        ];
+        for (key, value) in texts {
+            if let Some(value) = value {
+                settings.insert(key.to_owned(), Value::String(value.clone()));
+            }
+        }
+        if let Some(insecure) = insecure {
+            settings.insert("insecure".to_owned(), Value::Boolean(*insecure));
+        }
+        if let Some(origins) = &tuning.web_origins {
+            settings.insert("web-origins".to_owned(), origins.clone().into());
+        }
+        if let Some(threads) = tuning.network_threads {
+            settings.insert("network-threads".to_owned(), Value::Integer(i64::from(threads)));
+        }
+        Ok(())
+    }
+}
+
+/// What a newcomer should know once the member answers.
+struct Greeting {
+    name: String,
+    data_dir: PathBuf,
+    advertise: Option<String>,
+}
+
+impl Greeting {
+    fn of(config: &Config) -> Greeting {
+        Greeting { name: config.name.clone(), data_dir: config.data_dir.clone(), advertise: config.advertise.clone() }
+    }
+
+    fn show(&self, address: SocketAddr) {
+        notify::tell("READY=1");
+        let data = self.data_dir.display();
+        if !io::stderr().is_terminal() {
+            tracing::info!(version = TENURE_VERSION, name = self.name, %address, %data, "ready");
+            return;
+        }
+        let endpoint = self.advertise.clone().unwrap_or_else(|| address.to_string());
+        let flag = match endpoint == crate::settings::DEFAULT_ENDPOINT {
+            true => String::new(),
+            false => format!(" --endpoints {endpoint}"),
+        };
+        eprintln!("tenure {TENURE_VERSION}, member {}", self.name);
+        eprintln!("  clients  {endpoint}  (gRPC as etcd v3, JSON at /v3/, metrics at /metrics)");
+        eprintln!("  data     {data}");
+        eprintln!("  try      tenure{flag} put greeting hello");
+        eprintln!("  stop     Ctrl-C");
+    }
+}
+
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn receive() -> Option<Signals> {
+        let signals = || io::Result::Ok((signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?));
+        let (interrupt, terminate) = signals().ok()?;
+        Some(Signals { interrupt, terminate })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}
+
+/// Resolves with the first SIGINT or SIGTERM; the second one ends the process at once.
+async fn shutdown(signals: Option<Signals>) {
+    let Some(mut signals) = signals else {
+        tracing::error!("signals cannot be received: the member ends only by being killed");
+        return std::future::pending().await;
+    };
+    signals.next().await;
+    tracing::info!("stopping; a second signal does not wait for calls under way");
+    notify::tell("STOPPING=1");
+    tokio::spawn(async move {
+        signals.next().await;
+        std::process::exit(INTERRUPTED);
+    });
+}
+
+/// Adds what to do, where the error itself cannot know our flags.
+fn advise(error: RunError) -> anyhow::Error {
+    let advice = match &error {
+        RunError::Data(DataError::Open(OpenError::InUse { .. })) => {
+            ": stop the member that runs there, or choose another directory with --data-dir"
+        }
+        RunError::Data(DataError::Open(OpenError::NoPermission { .. })) => {
+            ": let this user write there, or choose another directory with --data-dir"
+        }
+        RunError::Data(DataError::Open(OpenError::NotADirectory { .. } | OpenError::Fault(Fault::Io { .. }))) => {
+            ": choose another path with --data-dir"
+        }
+        _ => "",
+    };
+    anyhow!("{error}{advice}")
+}
+
+fn checked_duration(text: &str) -> Result<String, String> {
+    parse_duration(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
+}
+
+fn checked_size(text: &str) -> Result<String, String> {
+    parse_size(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
+}
+
+fn checked_address(text: &str) -> Result<String, String> {
+    let hint = "an address to listen on reads like 127.0.0.1:2379 or [::1]:2379";
+    SocketAddr::from_str(text).map(|_| text.to_owned()).map_err(|_| hint.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        serve: Serve,
+    }
+
+    fn config(arguments: &[&str], file: &str) -> Config {
+        let serve = Command::parse_from(std::iter::once(&"serve").chain(arguments)).serve;
+        let mut settings: Table = toml::from_str(file).unwrap();
+        serve.override_settings(&mut settings).unwrap();
+        settings.try_into().unwrap()
+    }
+
+    #[test]
+    fn without_anything_all_is_as_the_member_has_it() {
+        assert_eq!(config(&[], ""), Config::default());
+    }
+
+    #[test]
+    fn flags_come_before_the_file() {
+        let file = "name = \"file\"\ntick = \"20ms\"\n[limits]\npending-resets = 7\n";
+        let config = config(&["--name", "flag", "--quota", "1GiB", "--insecure", "--web-origins", "a,b"], file);
+        assert_eq!(config.name, "flag");
+        assert_eq!(config.tick.as_millis(), 20);
+        assert_eq!(config.quota, 1 << 30);
+        assert_eq!(config.limits.pending_resets, 7);
+        assert_eq!(config.web_origins, ["a", "b"]);
+        assert!(config.insecure);
+    }
+
+    #[test]
+    fn every_setting_of_a_member_has_a_flag() {
+        let Value::Table(settings) = Value::try_from(Config::default()).unwrap() else { panic!("it is a table") };
+        let command = <Command as clap::CommandFactory>::command();
+        let flags: Vec<&str> = command.get_arguments().filter_map(|argument| argument.get_long()).collect();
+        for key in settings.keys().filter(|key| *key != "limits") {
+            assert!(flags.contains(&key.as_str()), "--{key} is missing");
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! The client library against a real member: what it promises over lost connections.
+
+mod support;
+
+use std::time::Duration;
+
+use support::Server;
+use tenure_client::{Client, Compare, Error, EventKind, Get, Keys, Operation, Settings, Txn, Watch};
+
+struct Running {
+    server: Server,
+    client: Client,
+    _directory: tempfile::TempDir,
+}
+
+async fn start() -> Running {
+    let directory = tempfile::tempdir().unwrap();
+    let server = Server::start_in(&directory.path().join("data"));
+    let client = Client::connect(&server.address).await.unwrap();
+    Running { server, client, _directory: directory }
+}
+
+#[tokio::test]
+async fn the_next_endpoint_is_tried_when_one_refuses() {
+    let running = start().await;
+    let gone = format!("127.0.0.1:{}", support::free_port());
+    let client = Client::connect(&format!("{gone},{}", running.server.address)).await.unwrap();
+    client.put(("a", "1")).await.expect("nothing was sent to the first, so even a write goes on");
+    assert_eq!(client.get("a").await.unwrap().pairs[0].value, "1");
+    let each = client.each();
+    assert!(matches!(each[0].1.status().await, Err(Error::Unreachable { .. })));
+    assert!(each[1].1.status().await.unwrap().is_leader());
+}
+
+#[tokio::test]
+async fn reads_outlive_a_restart_and_writes_in_doubt_say_so() {
+    let mut running = start().await;
+    running.client.put(("a", "1")).await.unwrap();
+    running.server.restart();
+    assert_eq!(running.client.get("a").await.unwrap().pairs[0].value, "1");
+
+    let client = running.client.clone();
+    let lease = client.grant_lease(Duration::from_secs(60), 0).await.unwrap();
+    client.lock_with_lease("held", lease.id).await.unwrap();
+    let other = client.grant_lease(Duration::from_secs(60), 0).await.unwrap();
+    let waiting = tokio::spawn(async move { client.lock_with_lease("held", other.id).await });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    running.server.kill();
+    let error = waiting.await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::Lost { .. }), "{error}");
+    assert!(error.outcome_is_unknown(), "{error}");
+}
+
+#[tokio::test]
+async fn a_watch_goes_on_where_it_was_without_gap_or_repeat() {
+    let mut running = start().await;
+    let mut watcher = running.client.watch(Watch::keys(Keys::prefix("w/")).previous()).await.unwrap();
+    let mut expected = watcher.next_revision();
+    for round in 0..3 {
+        let mut transaction = Txn::default();
+        for key in 0..5 {
+            transaction.then.push(Operation::Put((format!("w/{key}"), round.to_string()).into()));
+        }
+        running.client.txn(transaction).await.unwrap();
+        running.client.put(("other", "unseen")).await.unwrap();
+        running.client.delete(format!("w/{round}")).await.unwrap();
+        let mut seen = Vec::new();
+        while seen.len() < 6 {
+            seen.extend(watcher.next().await.unwrap().events);
+        }
+        let revisions: Vec<i64> = seen.iter().map(|event| event.pair.mod_revision).collect();
+        assert_eq!(revisions, [expected, expected, expected, expected, expected, expected + 2]);
+        assert_eq!(seen[5].kind, EventKind::Delete);
+        assert_eq!(seen[5].previous.as_ref().unwrap().value, round.to_string());
+        expected += 3;
+        running.server.restart();
+        // The client must learn of the lost connection before it writes: otherwise the outcome is in doubt.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+#[tokio::test]
+async fn locks_are_granted_in_turn_and_given_back() {
+    let running = start().await;
+    let client = running.client.clone();
+    let mut leases = Vec::new();
+    for _ in 0..3 {
+        leases.push(client.grant_lease(Duration::from_secs(60), 0).await.unwrap().id);
+    }
+    let first = client.lock_with_lease("l", leases[0]).await.unwrap();
+    assert_eq!(first.key, format!("l/{:x}", leases[0]));
+    assert_eq!(client.lock_with_lease("l", leases[0]).await.unwrap().key, first.key, "asking again changes nothing");
+    let second = tokio::spawn({
+        let (client, lease) = (client.clone(), leases[1]);
+        async move { client.lock_with_lease("l", lease).await.unwrap() }
+    });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    // Whoever gives up waiting leaves the queue.
+    let third = client.lock_with_lease("l", leases[2]);
+    assert!(tokio::time::timeout(Duration::from_millis(200), third).await.is_err());
+    assert!(!second.is_finished());
+    client.unlock(first.key).await.unwrap();
+    let second = second.await.unwrap();
+    assert_eq!(second.key, format!("l/{:x}", leases[1]));
+    for _ in 0..100 {
+        if client.get(Get::prefix("l/")).await.unwrap().count == 1 {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("the waiter that gave up is still in the queue");
+}
+
+#[tokio::test]
+async fn elections_have_one_leader_who_can_be_observed() {
+    let running = start().await;
+    let client = running.client.clone();
+    assert!(matches!(client.leader("e").await, Err(Error::NobodyElected)));
+    let lease = client.grant_lease(Duration::from_secs(60), 0).await.unwrap().id;
+    let candidacy = client.campaign("e", lease, "first").await.unwrap();
+    assert_eq!(client.leader("e").await.unwrap().value, "first");
+    let mut observer = client.observe("e");
+    assert_eq!(observer.next().await.unwrap().value, "first");
+    client.proclaim(&candidacy, "second").await.unwrap();
+    assert_eq!(observer.next().await.unwrap().value, "second");
+    let token = candidacy.token();
+    client.resign(&candidacy).await.unwrap();
+    let candidacy = client.campaign("e", lease, "third").await.unwrap();
+    assert!(candidacy.token() > token);
+    assert_eq!(observer.next().await.unwrap().value, "third");
+}
+
+#[tokio::test]
+async fn leases_are_renewed_over_a_restart() {
+    let mut running = start().await;
+    let lease = running.client.grant_lease(Duration::from_millis(59_500), 0).await.unwrap();
+    assert_eq!(lease.ttl, Duration::from_secs(60), "parts of a second are rounded up");
+    let mut keep_alive = running.client.keep_alive(lease.id);
+    assert_eq!(keep_alive.renew().await.unwrap(), Duration::from_secs(60));
+    running.server.restart();
+    assert_eq!(keep_alive.renew().await.unwrap(), Duration::from_secs(60));
+    assert_eq!(running.client.leases().await.unwrap(), [lease.id]);
+    running.client.revoke_lease(lease.id).await.unwrap();
+    assert!(matches!(keep_alive.renew().await, Err(Error::LeaseNotFound)));
+    assert!(matches!(running.client.revoke_lease(lease.id).await, Err(Error::LeaseNotFound)));
+}
+
+#[tokio::test]
+async fn answers_of_the_server_are_typed() {
+    let running = start().await;
+    let client = &running.client;
+    for value in ["1", "2", "3"] {
+        client.put(("a", value)).await.unwrap();
+    }
+    assert!(matches!(client.get(Get::keys("a").revision(99)).await, Err(Error::FutureRevision)));
+    client.compact(3, true).await.unwrap();
+    assert!(matches!(client.get(Get::keys("a").revision(2)).await, Err(Error::Compacted { .. })));
+    let watch = Watch::keys("a").start(1);
+    let ended = match client.watch(watch).await {
+        Ok(mut watcher) => watcher.next().await.map(drop),
+        Err(error) => Err(error),
+    };
+    assert!(matches!(ended, Err(Error::Compacted { oldest: Some(3) })), "{ended:?}");
+    let lease = client.grant_lease(Duration::from_secs(60), 77).await.unwrap();
+    assert!(matches!(client.grant_lease(Duration::from_secs(60), lease.id).await, Err(Error::LeaseExists)));
+    assert!(matches!(client.put(("", "no key")).await, Err(Error::Refused { .. })));
+    let reply = client.txn(Txn { when: vec![Compare::value_is("a", "3")], ..Txn::default() }).await.unwrap();
+    assert!(reply.succeeded);
+    let members = client.members().await.unwrap().members;
+    assert_eq!((members.len(), members[0].name.as_str()), (1, "default"));
+    assert_eq!(client.alarms().await.unwrap(), []);
+    assert_eq!(client.hash(0).await.unwrap().revision, client.get("a").await.unwrap().header.revision);
+}
+
+#[tokio::test]
+async fn a_member_that_hangs_is_named_and_a_read_goes_elsewhere() {
+    let (hanging, running) = (start().await, start().await);
+    let stop = |signal| {
+        let id = rustix::process::Pid::from_raw(hanging.server.id() as i32).unwrap();
+        rustix::process::kill_process(id, signal).unwrap();
+    };
+    running.client.put(("a", "1")).await.unwrap();
+    hanging.client.put(("a", "0")).await.unwrap();
+    stop(rustix::process::Signal::STOP);
+    let settings = Settings { timeout: Duration::from_millis(800), ..Settings::default() };
+    let both = format!("{},{}", hanging.server.address, running.server.address);
+    let client = Client::connect_with(&both, settings).await.unwrap();
+    assert_eq!(client.get("a").await.unwrap().pairs[0].value, "1");
+    let alone = Client::connect_with(&hanging.server.address, settings).await.unwrap();
+    let error = alone.put(("a", "2")).await.unwrap_err();
+    assert!(error.outcome_is_unknown(), "{error}");
+    assert!(error.to_string().contains("silent"), "{error}");
+    stop(rustix::process::Signal::CONT);
+}

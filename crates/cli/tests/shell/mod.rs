@@ -1,0 +1,68 @@
+//! Runs `tenure` the way somebody at a shell does, and keeps what it said.
+#![allow(dead_code)]
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use crate::support;
+
+/// No client verb of these tests takes nearly as long.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub struct Said {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Said {
+    /// Standard output of a success.
+    #[track_caller]
+    pub fn ok(self) -> String {
+        assert_eq!(self.code, Some(0), "stdout: {}\nstderr: {}", self.stdout, self.stderr);
+        self.stdout
+    }
+
+    /// Standard error of a failure with this code, which must not have written data.
+    #[track_caller]
+    pub fn failed(self, code: i32) -> String {
+        assert_eq!(self.code, Some(code), "stdout: {}\nstderr: {}", self.stdout, self.stderr);
+        assert_eq!(self.stdout, "", "a failure writes no data");
+        self.stderr
+    }
+}
+
+pub fn tenure(arguments: &[&str]) -> Said {
+    tenure_reading(arguments, "")
+}
+
+/// With this on standard input.
+pub fn tenure_reading(arguments: &[&str], input: &str) -> Said {
+    let mut command = support::tenure();
+    command.args(arguments);
+    run(command, input)
+}
+
+pub fn run(mut command: Command, input: &str) -> Said {
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // A verb that reads nothing may be gone already.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    let id = rustix::process::Pid::from_child(&child);
+    let (ended, waiting) = mpsc::channel::<()>();
+    let watchdog = thread::spawn(move || {
+        if waiting.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
+            let _ = rustix::process::kill_process(id, rustix::process::Signal::KILL);
+        }
+    });
+    let output = child.wait_with_output().unwrap();
+    drop(ended);
+    watchdog.join().unwrap();
+    Said {
+        code: output.status.code(),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}

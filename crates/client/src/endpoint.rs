@@ -1,0 +1,75 @@
+//! Reads lists of endpoints.
+
+use tonic::transport::Uri;
+
+use crate::error::Error;
+
+/// One address of a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Address {
+    /// As people write it: `host:port`.
+    pub text: String,
+    pub uri: Uri,
+}
+
+/// Reads `A,B,C`; blanks around commas do not matter, repetitions are dropped.
+pub fn parse_list(list: &str) -> Result<Vec<Address>, Error> {
+    let mut addresses: Vec<Address> = Vec::new();
+    for text in list.split(',').map(str::trim).filter(|text| !text.is_empty()) {
+        let address = parse(text)?;
+        if !addresses.contains(&address) {
+            addresses.push(address);
+        }
+    }
+    match addresses.is_empty() {
+        true => Err(refused(list, "no endpoint is given")),
+        false => Ok(addresses),
+    }
+}
+
+fn parse(text: &str) -> Result<Address, Error> {
+    let bare = match text.split_once("://") {
+        Some(("http", bare)) => bare.trim_end_matches('/'),
+        Some(("https", _)) => return Err(refused(text, "this version of Tenure does not speak TLS yet")),
+        Some((scheme, _)) => return Err(refused(text, &format!("the scheme {scheme}:// is unknown"))),
+        None => text,
+    };
+    let uri: Uri = format!("http://{bare}").parse().map_err(|error| refused(text, &format!("{error}")))?;
+    match (uri.host(), uri.port_u16(), uri.path()) {
+        (Some(host), Some(_), "/") if !host.is_empty() => Ok(Address { text: bare.to_owned(), uri }),
+        (_, None, _) => Err(refused(text, "the port is missing")),
+        _ => Err(refused(text, "this is not an address")),
+    }
+}
+
+fn refused(endpoint: &str, reason: &str) -> Error {
+    Error::Endpoint { endpoint: endpoint.to_owned(), reason: reason.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_read_with_and_without_scheme() {
+        let list = parse_list("127.0.0.1:2379, http://[::1]:2380/,node-3.example:1,127.0.0.1:2379").unwrap();
+        let texts: Vec<&str> = list.iter().map(|address| address.text.as_str()).collect();
+        assert_eq!(texts, ["127.0.0.1:2379", "[::1]:2380", "node-3.example:1"]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        for (list, reason) in [
+            ("", "no endpoint"),
+            (" , ", "no endpoint"),
+            ("localhost", "port is missing"),
+            ("https://localhost:1", "TLS"),
+            ("ftp://localhost:1", "ftp://"),
+            ("localhost:1/path", "not an address"),
+            ("a b:1", "invalid"),
+        ] {
+            let error = parse_list(list).unwrap_err().to_string();
+            assert!(error.contains(reason), "{list}: {error}");
+        }
+    }
+}

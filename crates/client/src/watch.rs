@@ -1,0 +1,271 @@
+//! Watches that outlive their connection.
+//!
+//! A [`Watcher`] knows the next revision it has not delivered. When its stream breaks, it opens
+//! another one, at the next endpoint, from that revision on: nothing is left out and nothing comes
+//! twice. Only forgotten history ends it, and the server's verdict that the watch is not allowed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure_api::etcdserverpb as proto;
+use tenure_api::etcdserverpb::watch_client::WatchClient;
+use tenure_api::etcdserverpb::watch_create_request::FilterType;
+use tenure_api::etcdserverpb::watch_request::RequestUnion;
+use tenure_api::mvccpb::event::EventType;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::metadata::MetadataValue;
+use tonic::{Request, Streaming};
+
+use crate::call::{Endpoint, Kind};
+use crate::{Cause, Client, Error, KeyValue, Keys, Revision};
+
+const KIND: Kind = Kind { name: "watch", idempotent: true, unlimited: false };
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// What to watch.
+pub struct Watch {
+    request: proto::WatchCreateRequest,
+    interrupted: Option<Interrupted>,
+}
+
+type Interrupted = Box<dyn Fn(&Error) + Send + Sync>;
+
+impl Watch {
+    pub fn keys(keys: impl Into<Keys>) -> Watch {
+        let Keys { key, end } = keys.into();
+        let request = proto::WatchCreateRequest { key, range_end: end, ..proto::WatchCreateRequest::default() };
+        Watch { request, interrupted: None }
+    }
+
+    /// Begin with the changes of that revision; 0 = with the next one.
+    pub fn start(mut self, revision: Revision) -> Watch {
+        self.request.start_revision = revision;
+        self
+    }
+
+    /// Events tell what was there before.
+    pub fn previous(mut self) -> Watch {
+        self.request.prev_kv = true;
+        self
+    }
+
+    pub fn without_puts(mut self) -> Watch {
+        self.request.filters.push(FilterType::Noput as i32);
+        self
+    }
+
+    pub fn without_deletes(mut self) -> Watch {
+        self.request.filters.push(FilterType::Nodelete as i32);
+        self
+    }
+
+    /// Told whenever the connection is lost and the watch looks for another.
+    pub fn when_interrupted(mut self, told: impl Fn(&Error) + Send + Sync + 'static) -> Watch {
+        self.interrupted = Some(Box::new(told));
+        self
+    }
+}
+
+/// All changes of one or more revisions, in order.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Events {
+    /// The last revision that these events are of.
+    pub revision: Revision,
+    pub events: Vec<Event>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Event {
+    pub kind: EventKind,
+    /// A deleted key has only its key and the revision of the deletion.
+    pub pair: KeyValue,
+    pub previous: Option<KeyValue>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EventKind {
+    Put,
+    Delete,
+}
+
+impl Client {
+    /// Opens a watch. When this returns, the watch is in place: no later change is missed.
+    pub async fn watch(&self, watch: Watch) -> Result<Watcher, Error> {
+        let mut watcher = Watcher {
+            client: self.clone(),
+            next: watch.request.start_revision,
+            request: watch.request,
+            interrupted: watch.interrupted,
+            stream: None,
+            pause: FIRST_PAUSE,
+        };
+        watcher.open().await?;
+        Ok(watcher)
+    }
+}
+
+/// An open watch. Dropping it ends it.
+pub struct Watcher {
+    client: Client,
+    request: proto::WatchCreateRequest,
+    interrupted: Option<Interrupted>,
+    /// The first revision that was not delivered yet; 0 = not known before the server's first word.
+    next: Revision,
+    stream: Option<Open>,
+    pause: Duration,
+}
+
+struct Open {
+    endpoint: Arc<Endpoint>,
+    /// Kept so that the server does not see the end of our requests.
+    _requests: mpsc::Sender<proto::WatchRequest>,
+    replies: Streaming<proto::WatchResponse>,
+}
+
+enum Step {
+    Events(Events),
+    /// A word without events: created, or progress.
+    Quiet,
+    Broken(Error),
+}
+
+impl Watcher {
+    /// The next changes. May be dropped while it waits: nothing is lost.
+    pub async fn next(&mut self) -> Result<Events, Error> {
+        loop {
+            match self.step().await? {
+                Step::Events(events) => return Ok(events),
+                Step::Quiet => {}
+                Step::Broken(error) => {
+                    self.stream = None;
+                    if let Some(told) = &self.interrupted {
+                        told(&error);
+                    }
+                    tokio::time::sleep(self.pause).await;
+                    self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+                }
+            }
+        }
+    }
+
+    /// The first revision that this watch has not delivered; 0 before it is known.
+    pub fn next_revision(&self) -> Revision {
+        self.next
+    }
+
+    async fn step(&mut self) -> Result<Step, Error> {
+        if self.stream.is_none() {
+            return match self.open().await {
+                Ok(()) => Ok(Step::Quiet),
+                Err(error) if error.is_passing() => Ok(Step::Broken(error)),
+                Err(error) => Err(error),
+            };
+        }
+        let stream = self.stream.as_mut().expect("it was opened above");
+        match stream.replies.message().await {
+            Ok(Some(response)) => self.receive(response),
+            Ok(None) => Ok(Step::Broken(self.lost())),
+            Err(status) => {
+                let endpoint = stream.endpoint.clone();
+                self.client.connections.judge_stream(&endpoint, KIND, &status).await.map(Step::Broken)
+            }
+        }
+    }
+
+    fn receive(&mut self, response: proto::WatchResponse) -> Result<Step, Error> {
+        let revision = response.header.as_ref().map_or(0, |header| header.revision);
+        if response.compact_revision > 0 {
+            return Err(Error::Compacted { oldest: Some(response.compact_revision) });
+        }
+        if response.canceled {
+            // A member without a leader cancels; its words are the only difference to a refusal.
+            return match response.cancel_reason.contains("no leader") {
+                true => Ok(Step::Broken(Error::NoLeader { endpoint: self.address(), unknown: false })),
+                false => Err(Error::Refused { code: tonic::Code::Cancelled, message: cancel_text(&response) }),
+            };
+        }
+        self.pause = FIRST_PAUSE;
+        let next = self.next;
+        let events: Vec<Event> =
+            response.events.into_iter().filter_map(event).filter(|event| event.pair.mod_revision >= next).collect();
+        match events.last() {
+            Some(last) => {
+                let revision = last.pair.mod_revision;
+                self.next = revision + 1;
+                Ok(Step::Events(Events { revision, events }))
+            }
+            None => {
+                // Created without a start, it begins after the revision named here; and progress
+                // promises that nothing up to it is still to come.
+                if !response.created || self.next == 0 {
+                    self.next = self.next.max(revision + 1);
+                }
+                Ok(Step::Quiet)
+            }
+        }
+    }
+
+    async fn open(&mut self) -> Result<(), Error> {
+        let create = proto::WatchCreateRequest { start_revision: self.next, ..self.request.clone() };
+        let create = proto::WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
+        let mut sender = None;
+        let call = |channel| {
+            let (requests, outgoing) = mpsc::channel(1);
+            requests.try_send(create.clone()).expect("a new channel has room for one");
+            sender = Some(requests);
+            let mut request = Request::new(ReceiverStream::new(outgoing));
+            // A member that is cut off from the others ends the watch instead of keeping it silent.
+            request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
+            async move { WatchClient::new(channel).max_decoding_message_size(usize::MAX).watch(request).await }
+        };
+        let (endpoint, replies) = self.client.connections.call_somewhere(KIND, call).await?;
+        let requests = sender.expect("a call that succeeded was made");
+        let stream = self.stream.insert(Open { endpoint, _requests: requests, replies });
+        let timeout = self.client.connections.settings().timeout;
+        match tokio::time::timeout(timeout, stream.replies.message()).await {
+            Ok(Ok(Some(response))) if response.created => match self.receive(response)? {
+                Step::Broken(error) => Err(error),
+                _ => Ok(()),
+            },
+            Ok(Ok(_)) => Err(self.lost()),
+            Ok(Err(status)) => {
+                let endpoint = stream.endpoint.clone();
+                Err(self.client.connections.judge_stream(&endpoint, KIND, &status).await?)
+            }
+            Err(_) => Err(Error::Timeout {
+                endpoint: self.address(),
+                call: KIND.name,
+                waited: timeout,
+                reason: "the watch was asked for and not confirmed".to_owned(),
+                unknown: false,
+            }),
+        }
+        .inspect_err(|_| self.stream = None)
+    }
+
+    fn address(&self) -> String {
+        let current = || self.client.connections.current();
+        self.stream.as_ref().map_or_else(current, |stream| stream.endpoint.clone()).address.text.clone()
+    }
+
+    fn lost(&self) -> Error {
+        Error::Lost { endpoint: self.address(), call: KIND.name, cause: Cause::Closed, unknown: false }
+    }
+}
+
+fn event(event: tenure_api::mvccpb::Event) -> Option<Event> {
+    let kind = match event.r#type() {
+        EventType::Put => EventKind::Put,
+        EventType::Delete => EventKind::Delete,
+    };
+    Some(Event { kind, pair: event.kv?, previous: event.prev_kv })
+}
+
+fn cancel_text(response: &proto::WatchResponse) -> String {
+    match response.cancel_reason.as_str() {
+        "" => "the server refused the watch".to_owned(),
+        reason => reason.strip_prefix("etcdserver: ").unwrap_or(reason).to_owned(),
+    }
+}
