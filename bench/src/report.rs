@@ -208,7 +208,8 @@ fn spread(row: &Row) -> String {
 fn time(micros: f64) -> String {
     match micros {
         micros if micros < 1_000.0 => format!("{micros:.0} µs"),
-        micros if micros < 100_000.0 => format!("{:.2} ms", micros / 1_000.0),
+        micros if micros < 10_000.0 => format!("{:.2} ms", micros / 1_000.0),
+        micros if micros < 1_000_000.0 => format!("{:.1} ms", micros / 1_000.0),
         micros => format!("{:.2} s", micros / 1_000_000.0),
     }
 }

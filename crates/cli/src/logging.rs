@@ -23,7 +23,7 @@ pub fn start(filter: &str) -> anyhow::Result<()> {
 
 fn parse(filter: &str) -> Option<EnvFilter> {
     // The library takes a bare word that is no level for the name of a module, and logs nothing else.
-    let is_level = |part: &str| part.contains('=') || part.parse::<LevelFilter>().is_ok();
+    let is_level = |part: &str| part.contains('=') || (!part.is_empty() && part.parse::<LevelFilter>().is_ok());
     if !filter.split(',').all(|part| is_level(part.trim())) {
         return None;
     }

@@ -19,7 +19,7 @@ pub enum Error {
     Unreachable { attempts: Vec<Attempt> },
     #[error("{endpoint}: the connection broke during the {call} call: {cause}{}", fate(*unknown))]
     Lost { endpoint: String, call: &'static str, cause: Cause, unknown: bool },
-    #[error("{endpoint}: the cluster has no leader: fewer than half of its members can talk to each other, or an election is under way{}", fate(*unknown))]
+    #[error("{endpoint}: the cluster has no leader: too few of its members can talk to each other (it takes a majority), or an election is under way{}", fate(*unknown))]
     NoLeader { endpoint: String, unknown: bool },
     #[error("{endpoint}: no answer to the {call} call within {}: {reason}{}", seconds(*waited), fate(*unknown))]
     Timeout { endpoint: String, call: &'static str, waited: Duration, reason: String, unknown: bool },

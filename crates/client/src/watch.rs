@@ -35,7 +35,13 @@ type Interrupted = Box<dyn Fn(&Error) + Send + Sync>;
 impl Watch {
     pub fn keys(keys: impl Into<Keys>) -> Watch {
         let Keys { key, end } = keys.into();
-        let request = proto::WatchCreateRequest { key, range_end: end, ..proto::WatchCreateRequest::default() };
+        // Progress moves an idle watch on, so that it does not come back to ask for forgotten history.
+        let request = proto::WatchCreateRequest {
+            key,
+            range_end: end,
+            progress_notify: true,
+            ..proto::WatchCreateRequest::default()
+        };
         Watch { request, interrupted: None }
     }
 

@@ -71,6 +71,9 @@ impl Get {
         if let (Some(key), true) = (self.selection.single(), found.pairs.is_empty()) {
             anyhow::bail!("there is no key {}", printable(key.as_encoded_bytes()));
         }
+        if found.more && !format.is_json() {
+            eprintln!("{} of {} keys", found.pairs.len(), found.count);
+        }
         match (format, self.value_only, self.keys_only) {
             (Format::Table | Format::Wide, true, _) => {
                 for pair in &found.pairs {
