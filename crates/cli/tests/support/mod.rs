@@ -63,7 +63,8 @@ impl Server {
         *self = server;
     }
 
-    fn spawn(directory: &Path, address: String, flags: &[&str]) -> Server {
+    /// Starts a member and does not wait for anything.
+    pub fn spawn(directory: &Path, address: String, flags: &[&str]) -> Server {
         let mut child = tenure()
             .arg("serve")
             .args(["--data-dir", directory.to_str().unwrap()])
