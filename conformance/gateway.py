@@ -13,10 +13,8 @@ import socket
 import threading
 import time
 
+from received import TIMEOUT_S, take
 from report import Record
-
-TIMEOUT_S = 10
-QUIET_S = 0.4
 
 
 def b(text):
@@ -55,19 +53,7 @@ class Stream:
         self.received.put("(end of the stream)")
 
     def lines(self, count, quiet=True):
-        """That many lines; then, if asked, proof that nothing follows for a while."""
-        found = []
-        try:
-            while len(found) < count:
-                found.append(self.received.get(timeout=TIMEOUT_S))
-        except queue.Empty:
-            return found + ["(TIMED OUT)"]
-        try:
-            if quiet:
-                found.append(self.received.get(timeout=QUIET_S))
-        except queue.Empty:
-            pass
-        return found
+        return take(self.received, count, quiet)
 
     def close(self):
         try:

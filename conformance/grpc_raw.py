@@ -22,11 +22,10 @@ import time
 import grpc
 from google.protobuf import json_format
 
+from received import TIMEOUT_S, take
 from report import Record
 from stubs import Api, message
 
-TIMEOUT_S = 10
-QUIET_S = 0.4
 LONG = re.compile(r'"([A-Za-z0-9+/]{2000,}=*)"')
 
 
@@ -59,18 +58,7 @@ class Stream:
         self.requests.put(request)
 
     def read(self, count, quiet=True):
-        found = []
-        try:
-            while len(found) < count:
-                found.append(self.received.get(timeout=TIMEOUT_S))
-        except queue.Empty:
-            return found + ["(TIMED OUT)"]
-        try:
-            if quiet:
-                found.append(self.received.get(timeout=QUIET_S))
-        except queue.Empty:
-            pass
-        return found
+        return take(self.received, count, quiet)
 
     def close(self):
         self.requests.put(None)

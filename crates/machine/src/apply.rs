@@ -202,7 +202,7 @@ impl View {
         self.check_growth()?;
         self.locks.check_room(&lock.name)?;
         change.events.reserve_exact(1);
-        self.write(change, &key, Some(lock), |_| (shared(&lock.value), lock.lease));
+        self.write(change, &key, Some(lock), |_| (lock.value[..].into(), lock.lease));
         // Token, grant and place are filled in when the queue is settled.
         let key = change.events.last().map_or_else(|| shared(&key), |event| event.kv.key.clone());
         Ok(LockReply { key, token: change.revision, granted: false, renewed: false, ahead: 0 })
@@ -218,7 +218,7 @@ impl View {
         let replaces_value = lock.overwrite && kv.value[..] != lock.value[..];
         // Somebody's put may have taken the lease from the key: without it the entry would outlive its owner.
         if replaces_value || kv.lease != lock.lease {
-            let value = if replaces_value { shared(&lock.value) } else { kv.value.clone() };
+            let value = if replaces_value { Box::from(&lock.value[..]) } else { kv.value.clone() };
             self.write(change, &kv.key, None, |_| (value, lock.lease));
         }
         Ok(LockReply { key: kv.key.clone(), token, granted: false, renewed: true, ahead: 0 })

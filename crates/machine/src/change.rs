@@ -12,8 +12,7 @@ use bytes::Bytes;
 use crate::lock::{self, LockEntry};
 use crate::mvcc::{Written, shared};
 use crate::{
-    Commit, Event, EventKind, KeyValue, LeaseChange, LeaseId, Lock, LockChange, LockEnd, Mode, Put, Revision,
-    SharedBytes, View,
+    Commit, Event, KeyValue, LeaseChange, LeaseId, Lock, LockChange, LockEnd, Mode, Put, Revision, SharedBytes, View,
 };
 
 pub(crate) struct Change {
@@ -47,8 +46,8 @@ impl Change {
         if self.events.is_empty() { self.revision - 1 } else { self.revision }
     }
 
-    fn event(&mut self, kind: EventKind, written: &Written) {
-        let event = written.event(kind, &self.events);
+    fn event(&mut self, written: &Written) {
+        let event = written.event(&self.events);
         self.events.push(event);
     }
 }
@@ -60,9 +59,9 @@ impl View {
             // An unchecked transaction may have deleted the key after its put was validated: then there is
             // nothing to keep.
             let value = if put.ignore_value {
-                prev.map_or_else(SharedBytes::default, |prev| prev.value.clone())
+                prev.map_or_else(Box::default, |prev| prev.value.clone())
             } else {
-                shared(&put.value)
+                put.value[..].into()
             };
             let lease = if put.ignore_lease { prev.map_or(0, |prev| prev.lease) } else { put.lease };
             (value, lease)
@@ -75,7 +74,7 @@ impl View {
         change: &mut Change,
         key: &[u8],
         lock: Option<&Lock>,
-        content: impl FnOnce(Option<&KeyValue>) -> (SharedBytes, LeaseId),
+        content: impl FnOnce(Option<&KeyValue>) -> (Box<[u8]>, LeaseId),
     ) -> Option<Arc<KeyValue>> {
         let written = self.store.put(change.revision, key, content);
         let old_lease = written.prev.as_ref().map_or(0, |prev| prev.lease);
@@ -91,7 +90,7 @@ impl View {
         if kv.version == 1 && kv.lease != 0 {
             self.join(change, kv, lock);
         }
-        change.event(EventKind::Put, &written);
+        change.event(&written);
         written.prev
     }
 
@@ -109,7 +108,7 @@ impl View {
                 change.lock_changes.push(ended);
             }
         }
-        change.event(EventKind::Delete, &written);
+        change.event(&written);
         written.prev
     }
 
@@ -138,7 +137,7 @@ impl View {
     }
 
     /// Raises the revision if anything was written, and grants what can be granted now.
-    pub(crate) fn finish(&mut self, change: &mut Change) -> Option<Arc<Commit>> {
+    pub(crate) fn finish(&mut self, change: &mut Change) -> Option<Commit> {
         if change.events.is_empty() {
             return None;
         }

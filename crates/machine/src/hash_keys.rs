@@ -21,7 +21,7 @@ pub(crate) fn hash_keys(store: &Store, revision: Revision) -> Result<(u32, Revis
     }
     let commits = store.history.from(store.compacted.saturating_add(1));
     for commit in commits.take_while(|commit| commit.revision <= last) {
-        for event in &commit.events {
+        for event in commit.events.iter() {
             hash = append(hash, &event.kv, &mut scratch);
         }
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::mvcc::keys::is_tombstone;
 use crate::{Alarm, LeaseId, Revision, SharedBytes};
 
 /// Everything that one applied command did.
@@ -13,7 +14,7 @@ pub struct Applied {
     pub revision: Revision,
     pub reply: Result<Reply, Refusal>,
     /// What it wrote, if it wrote anything: all of it at one revision.
-    pub commit: Option<Arc<Commit>>,
+    pub commit: Option<Commit>,
     pub lock_changes: Vec<LockChange>,
     pub lease_changes: Vec<LeaseChange>,
 }
@@ -86,7 +87,8 @@ pub struct LockReply {
 #[derive(Debug, PartialEq, Eq)]
 pub struct KeyValue {
     pub key: SharedBytes,
-    pub value: SharedBytes,
+    /// Shared with the whole version, not by itself: that would be a counter more for each value.
+    pub value: Box<[u8]>,
     pub create_revision: Revision,
     pub mod_revision: Revision,
     pub version: i64,
@@ -95,20 +97,25 @@ pub struct KeyValue {
 }
 
 /// All that one revision changed.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Commit {
     pub revision: Revision,
     /// In the order in which the command's operations made them.
-    pub events: Vec<Event>,
+    pub events: Arc<[Event]>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event {
-    pub kind: EventKind,
     /// Of a delete: only key and mod_revision are set.
     pub kv: Arc<KeyValue>,
     /// The version before, if there was one.
     pub prev: Option<Arc<KeyValue>>,
+}
+
+impl Event {
+    pub fn kind(&self) -> EventKind {
+        if is_tombstone(&self.kv) { EventKind::Delete } else { EventKind::Put }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -243,13 +243,13 @@ impl Writer {
                         .get(&*kv.key)
                         .and_then(|record| record.at(store.compacted))
                         .is_some_and(|base| Arc::ptr_eq(base, kv));
-                self.record.push(match event.kind {
+                self.record.push(match event.kind() {
                     EventKind::Put if is_base => tag::PUT_OF_BASE,
                     EventKind::Put => tag::PUT,
                     EventKind::Delete => tag::DELETE,
                 });
                 put_signed(&mut self.record, commit.revision);
-                if event.kind == EventKind::Put && !is_base {
+                if event.kind() == EventKind::Put && !is_base {
                     put_version(&mut self.record, kv);
                 } else {
                     put_bytes(&mut self.record, &kv.key);

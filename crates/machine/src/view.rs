@@ -70,7 +70,7 @@ impl View {
 
     /// Every commit from revision `from` on, in order. `from` must be beyond the compacted revision
     /// (a start at the compacted revision itself is allowed and sees that revision's deletes).
-    pub fn commits(&self, from: Revision) -> Result<impl Iterator<Item = &Arc<Commit>> + '_, Refusal> {
+    pub fn commits(&self, from: Revision) -> Result<impl Iterator<Item = Commit> + '_, Refusal> {
         let compacted = self.store.compacted;
         if from < compacted {
             return Err(Refusal::Compacted { asked: from, compacted });

@@ -96,7 +96,7 @@ impl Runner {
 
     fn commits(&self, args: &mut Args) -> Result<String, Failure> {
         let from = args.next_pos().ok_or("from which revision?")?.parse()?;
-        let commits: Vec<_> = self.machine.state().commits(from)?.map(|commit| commit_text(commit)).collect();
+        let commits: Vec<_> = self.machine.state().commits(from)?.map(|commit| commit_text(&commit)).collect();
         Ok(if commits.is_empty() { "nothing".to_owned() } else { commits.join("\n") })
     }
 
@@ -482,7 +482,7 @@ fn txn_text(txn: &TxnReply, depth: usize) -> String {
 fn commit_text(commit: &Commit) -> String {
     let events = commit.events.iter().map(|event| {
         let prev = prev_text(event.prev.as_deref());
-        match event.kind {
+        match event.kind() {
             EventKind::Put => format!("PUT {}{prev}", kv_text(&event.kv)),
             EventKind::Delete => format!("DELETE {}{prev}", show(&event.kv.key)),
         }

@@ -19,6 +19,8 @@ pub struct Config {
     pub election_max_ms: u64,
     /// A call that could not be answered for so long is told that it timed out.
     pub call_timeout_ms: u64,
+    /// How long a place behind others in a queue may wait for a command to be proposed with. 0 = not at all.
+    pub join_patience_ms: u64,
     /// No snapshot before the log has grown by this much, however small the data.
     pub snapshot_floor_bytes: u64,
     /// Applied entries kept in memory for members that lag a little.
@@ -49,8 +51,9 @@ impl Default for Config {
             election_min_ms: 500,
             election_max_ms: 1000,
             call_timeout_ms: 7000,
+            join_patience_ms: 5,
             snapshot_floor_bytes: 64 << 20,
-            log_tail_bytes: 16 << 20,
+            log_tail_bytes: 4 << 20,
             inflight_bytes: 64 << 20,
             watch_buffer_bytes: 1 << 20,
             quota_bytes: 8 << 30,

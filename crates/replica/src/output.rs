@@ -1,7 +1,5 @@
 //! Everything a member wants done, as one closed list. The driver performs, it never decides.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use tenure_machine::{Commit, LeaseId, LockEnd, LockReply, MemberId, RangeReply, Refusal, Reply, Revision, View};
 
@@ -127,7 +125,7 @@ pub enum Notice {
     Created { watch: WatchId, revision: Revision, term: u64 },
     /// Changes that concern the watch (a commit may hold events of other keys too). Charged as `bytes`
     /// to the stream until [`crate::WatchRequest::Drained`] gives them back.
-    Commits { watch: WatchId, commits: Vec<Arc<Commit>>, bytes: usize, revision: Revision, term: u64 },
+    Commits { watch: WatchId, commits: Vec<Commit>, bytes: usize, revision: Revision, term: u64 },
     /// Read the commits from `from` up to the view's revision out of the view, deliver them at the
     /// stream's own pace, then ask to resume at the view's revision + 1.
     Behind { watch: WatchId, from: Revision, view: Box<View>, term: u64 },

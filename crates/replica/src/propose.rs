@@ -53,6 +53,28 @@ impl Replica {
         self.proposals.push(Proposal { index, term, since_ms: now_ms, waits });
     }
 
+    /// For a client: behind everything that came before it and was held back.
+    pub(crate) fn propose_in_turn(&mut self, command: Command, waits: Waits) {
+        self.send_unsent();
+        self.propose(command, waits);
+    }
+
+    /// A place behind others is waited for by nobody yet. It is held back until the next command comes, or
+    /// for a little while, so that the release which is likely to be that command need not wait until the
+    /// place is durable.
+    pub(crate) fn join(&mut self, call: CallId, lock: Lock) {
+        let waits = Waits::for_lock(call, &lock);
+        let state = self.machine.state();
+        let (entries, _) = state.lock_counts(&lock.name);
+        // Each command under way may end an entry, and so bring this one to its turn.
+        let can_wait = self.config.join_patience_ms > 0 && entries > self.proposals.len();
+        if can_wait && state.lock_entry(&entry_key(&lock.name, lock.lease)).is_none() {
+            self.unsent.push(Unsent { since_ms: self.running_ms(), command: Command::Lock(lock), waits });
+        } else {
+            self.propose_in_turn(Command::Lock(lock), waits);
+        }
+    }
+
     pub(crate) fn is_over_quota(&self) -> bool {
         self.config.quota_bytes > 0 && self.machine.state().bytes() > self.config.quota_bytes
     }
@@ -82,6 +104,10 @@ impl Replica {
                 self.propose(unsent.command, unsent.waits);
             }
         }
+    }
+
+    pub(crate) fn unsent_due_ms(&self) -> Option<u64> {
+        self.unsent.first().map(|unsent| unsent.since_ms + self.config.join_patience_ms)
     }
 
     pub(crate) fn cancel(&mut self, call: CallId, leave: Option<Leave>) {
@@ -179,7 +205,7 @@ impl Replica {
     }
 }
 
-/// A command that cannot be proposed yet, because there is no leader.
+/// A command that is not proposed yet, because there is no leader or because it can wait.
 pub(crate) struct Unsent {
     pub(crate) since_ms: u64,
     pub(crate) command: Command,
@@ -238,6 +264,10 @@ pub(crate) struct Proposals {
 impl Proposals {
     pub(crate) fn push(&mut self, proposal: Proposal) {
         self.pending.push_back(proposal);
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.pending.len()
     }
 
     /// The proposal that stands at `index`; those before it can no longer be applied as they were proposed.

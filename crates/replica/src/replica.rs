@@ -11,7 +11,7 @@ use raft::eraftpb::{ConfState, Entry, HardState as RaftHardState, Message, Messa
 use raft::{RawNode, StateRole};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
-use tenure_machine::{Command, LeaseId, Leave, Machine, MemberId};
+use tenure_machine::{LeaseId, Leave, Machine, MemberId};
 
 use crate::config::{Boot, Config, decode_configuration, encode_configuration};
 use crate::deadlines::Deadlines;
@@ -312,11 +312,8 @@ impl Replica {
 
     pub(crate) fn take(&mut self, input: Input) {
         match input {
-            Input::Propose { call, command } => self.propose(command, Waits::Call(call)),
-            Input::Lock { call, lock } => {
-                let waits = Waits::for_lock(call, &lock);
-                self.propose(Command::Lock(lock), waits);
-            }
+            Input::Propose { call, command } => self.propose_in_turn(command, Waits::Call(call)),
+            Input::Lock { call, lock } => self.join(call, lock),
             Input::Read { call, read, consistency: Consistency::Serializable } => self.read(call, read),
             Input::Read { call, read, consistency: Consistency::Linearizable } => {
                 self.reads.gather(Confirmed::Read { call, read }, self.running_ms())
@@ -363,7 +360,9 @@ impl Replica {
     pub(crate) fn crank(&mut self) {
         loop {
             self.note_role();
-            self.send_unsent();
+            if self.unsent_due_ms().is_some_and(|due_ms| due_ms <= self.running_ms()) {
+                self.send_unsent();
+            }
             self.issue_reads();
             if !self.node.has_ready() {
                 break;
@@ -493,6 +492,9 @@ impl Replica {
             && let Some(deadline) = self.deadlines.earliest()
         {
             wake = wake.min(deadline + self.paused_ms);
+        }
+        if let Some(due_ms) = self.unsent_due_ms().filter(|_| self.is_leader()) {
+            wake = wake.min(due_ms + self.paused_ms);
         }
         if !self.reads.is_idle() || self.is_trimming {
             wake = wake.min(now_ms + self.config.tick_ms);

@@ -7,7 +7,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
-use std::sync::Arc;
 
 use bytes::Bytes;
 use tenure_machine::{Commit, Keys, Machine, Revision};
@@ -51,7 +50,7 @@ enum State {
 
 #[derive(Default)]
 struct Feed {
-    commits: Vec<Arc<Commit>>,
+    commits: Vec<Commit>,
     bytes: usize,
 }
 
@@ -128,12 +127,12 @@ impl Hub {
     }
 
     /// Feeds a commit, just applied, to every synced watch that it concerns.
-    pub(crate) fn feed(&mut self, commit: &Arc<Commit>) {
+    pub(crate) fn feed(&mut self, commit: &Commit) {
         if self.synced.is_empty() {
             return;
         }
         let mut places: Vec<Place> = Vec::new();
-        for event in &commit.events {
+        for event in commit.events.iter() {
             self.synced.find(&event.kv.key, &mut places);
         }
         if commit.events.len() > 1 {

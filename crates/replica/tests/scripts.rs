@@ -41,6 +41,7 @@ scripts!(
     lease_restart,
     pauses,
     locks,
+    patience,
     cancel,
     watches,
     watch_history,
@@ -141,6 +142,7 @@ impl Runner {
         config.history_bytes = args.key_or("history_bytes", config.history_bytes)?;
         config.range_budget = args.key_or("range_budget", config.range_budget)?;
         config.election_max_ms = args.key_or("election_max_ms", config.election_max_ms)?;
+        config.join_patience_ms = args.key_or("join_patience_ms", 0)?;
         self.config = config;
         let voters = args.key_or("voters", 1)?;
         self.disk = Disk::new(&(1..=voters).collect::<Vec<_>>());
@@ -401,7 +403,7 @@ fn answer_text(answer: Answer) -> String {
 }
 
 fn commit_text(commit: &Commit) -> String {
-    let events = commit.events.iter().map(|event| match event.kind {
+    let events = commit.events.iter().map(|event| match event.kind() {
         EventKind::Put => format!("{}={}", show(&event.kv.key), show(&event.kv.value)),
         EventKind::Delete => format!("-{}", show(&event.kv.key)),
     });
@@ -412,12 +414,12 @@ fn notice_text(notice: Notice) -> String {
     match notice {
         Notice::Created { watch, revision, .. } => format!("watch {watch} created, revision {revision}"),
         Notice::Commits { watch, commits, bytes, revision, .. } => {
-            let commits: Vec<_> = commits.iter().map(|commit| commit_text(commit)).collect();
+            let commits: Vec<_> = commits.iter().map(commit_text).collect();
             format!("watch {watch} fed [{}], {bytes} bytes, revision {revision}", commits.join(", "))
         }
         Notice::Behind { watch, from, view, .. } => {
             let commits: Vec<_> = match view.commits(from) {
-                Ok(commits) => commits.map(|commit| commit_text(commit)).collect(),
+                Ok(commits) => commits.map(|commit| commit_text(&commit)).collect(),
                 Err(refusal) => vec![refusal.to_string()],
             };
             format!("watch {watch} behind from {from}, view of {} has [{}]", view.revision(), commits.join(", "))

@@ -1,8 +1,9 @@
 //! Calls that wait for the replica, and the way its answers reach them.
 //!
-//! Every network runtime has a mailbox of its own. The replica's thread puts all answers of a step
-//! for one runtime into it at once, and a distributor task there wakes the waiting futures: one
-//! wake across threads for a whole batch, however many calls it answers.
+//! Every network runtime has a mailbox of its own, and a distributor task that serves it. What the
+//! tasks of the runtime bring, the distributor takes to the replica in one turn; all answers of a
+//! step for one runtime come back at once, and the distributor wakes the waiting futures: at most
+//! one wake across threads for a whole batch, however many calls it answers.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -11,19 +12,30 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 
 use slab::Slab;
-use tenure_replica::{Answer, CallId, Notice, StreamId};
+use tenure_replica::{Answer, Answered, CallId, Input, Notice, StreamId};
 use tokio::sync::mpsc;
+
+use crate::driver::{Left, Turns, Writes};
 
 /// What one step of the replica has for one runtime.
 #[derive(Default)]
 pub(crate) struct Mail {
-    pub(crate) answers: Vec<(CallId, Answer)>,
+    /// Delivered first: while the holder of a lock does not know of it, everybody behind it waits, too.
+    grants: Vec<(CallId, Answer)>,
+    answers: Vec<(CallId, Answer)>,
     pub(crate) notices: Vec<(StreamId, Notice)>,
 }
 
 impl Mail {
+    pub(crate) fn add(&mut self, call: CallId, answer: Answer) {
+        match answer.result {
+            Ok(Answered::Lock(_)) => self.grants.push((call, answer)),
+            _ => self.answers.push((call, answer)),
+        }
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
-        self.answers.is_empty() && self.notices.is_empty()
+        self.grants.is_empty() && self.answers.is_empty() && self.notices.is_empty()
     }
 }
 
@@ -32,6 +44,8 @@ impl Mail {
 #[derive(Clone)]
 pub(crate) struct Mailbox {
     runtime: u8,
+    turns: Turns,
+    writes: Writes,
     waiting: Arc<Mutex<Waiting>>,
 }
 
@@ -43,6 +57,9 @@ struct Waiting {
     streams: HashMap<StreamId, mpsc::UnboundedSender<Notice>>,
     next_stream: u64,
     closed: bool,
+    /// Something was brought to the replica from here since the last turn.
+    brought: bool,
+    distributor: Option<Waker>,
 }
 
 struct Slot {
@@ -56,8 +73,28 @@ enum SlotState {
 }
 
 impl Mailbox {
-    pub(crate) fn new(runtime: u8) -> Mailbox {
-        Mailbox { runtime, waiting: Arc::default() }
+    pub(crate) fn new(runtime: u8, turns: Turns, writes: Writes) -> Mailbox {
+        Mailbox { runtime, turns, writes, waiting: Arc::default() }
+    }
+
+    /// Brings an input to the replica. The distributor takes the turn for it when the tasks that are
+    /// ready now have run, so that what they bring goes along. False = the replica is gone.
+    pub(crate) fn bring(&self, input: Input) -> bool {
+        if !self.turns.bring(input) {
+            return false;
+        }
+        let mut waiting = self.lock();
+        if !std::mem::replace(&mut waiting.brought, true)
+            && let Some(distributor) = &waiting.distributor
+        {
+            distributor.wake_by_ref();
+        }
+        true
+    }
+
+    /// Inputs that wait for the replica, from everywhere.
+    pub(crate) fn depth(&self) -> usize {
+        self.turns.depth()
     }
 
     /// The runtime to whose mailbox this call's or stream's mail goes.
@@ -91,9 +128,41 @@ impl Mailbox {
 
     /// Runs on the mailbox's own runtime until the replica is gone.
     pub(crate) async fn distribute(self, mut mail: mpsc::UnboundedReceiver<Mail>) {
-        while let Some(Mail { answers, notices }) = mail.recv().await {
+        std::future::poll_fn(|context| self.poll_distribute(&mut mail, context)).await;
+        let mut waiting = self.lock();
+        waiting.closed = true;
+        waiting.streams.clear();
+        for (_, slot) in &mut waiting.calls {
+            if let SlotState::Waiting(Some(waker)) = &mut slot.state {
+                waker.wake_by_ref();
+            }
+        }
+    }
+
+    fn poll_distribute(&self, mail: &mut mpsc::UnboundedReceiver<Mail>, context: &mut Context<'_>) -> Poll<()> {
+        {
             let mut waiting = self.lock();
-            for (call, answer) in answers {
+            match &mut waiting.distributor {
+                Some(known) if known.will_wake(context.waker()) => {}
+                distributor => *distributor = Some(context.waker().clone()),
+            }
+            if std::mem::take(&mut waiting.brought) {
+                drop(waiting);
+                if self.turns.take(self.writes) == Left::Inputs {
+                    // After the other tasks of this runtime had theirs.
+                    self.lock().brought = true;
+                    context.waker().wake_by_ref();
+                }
+            }
+        }
+        loop {
+            let Mail { grants, answers, notices } = match mail.poll_recv(context) {
+                Poll::Ready(Some(mail)) => mail,
+                Poll::Ready(None) => return Poll::Ready(()),
+                Poll::Pending => return Poll::Pending,
+            };
+            let mut waiting = self.lock();
+            for (call, answer) in grants.into_iter().chain(answers) {
                 waiting.fill(call, answer);
             }
             for (stream, notice) in notices {
@@ -101,14 +170,6 @@ impl Mailbox {
                     // A stream that was dropped meanwhile says so to the replica itself.
                     let _ = sender.send(notice);
                 }
-            }
-        }
-        let mut waiting = self.lock();
-        waiting.closed = true;
-        waiting.streams.clear();
-        for (_, slot) in &mut waiting.calls {
-            if let SlotState::Waiting(Some(waker)) = &mut slot.state {
-                waker.wake_by_ref();
             }
         }
     }

@@ -1,36 +1,40 @@
-//! The body of a replica: its thread, its log's thread, and nothing that decides.
+//! The body of a replica: turns at stepping it, its log's thread, and nothing that decides.
 //!
-//! The replica's thread takes everything that is waiting, steps the replica once, and hands on what
-//! came out: to the log, to the mailboxes of the network runtimes. The log's thread takes everything
-//! that is waiting, writes it as one batch with one sync, and reports back. While one sync runs the
-//! next batch gathers: group commit without a timer.
+//! Whoever brings an input takes a turn: it steps the replica once with everything that is waiting,
+//! and hands on what came out, to the log and to the mailboxes of the network runtimes. One thread
+//! at a time; one that finds the replica taken goes on with its own work, because the one that has
+//! it looks at the queue again before it leaves. So a request is stepped where it was decoded and
+//! its commit is stepped where it was synced: two wake-ups of sleeping threads less on the way of a
+//! write, and all of them on the way of a read, than with a thread that owns the replica.
+//!
+//! The log's thread takes everything that is waiting, writes it as one batch with one sync, and
+//! brings the news. While one sync runs the next batch gathers: group commit without a timer.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex};
-use std::thread::{self, JoinHandle};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use tenure_replica::{Boot, Input, Now, Output, Replica, Status};
+use tenure_replica::{Boot, Input, Now, Output, Persist, Replica, Status};
 use tenure_storage::{OsDisk, Store};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::calls::{Mail, Mailbox};
-use crate::log::{Failure, LogThread, LogWork};
-use crate::member::{Inputs, Member};
+use crate::log::{LogThread, LogTurn, LogWork, SharedLog};
+use crate::member::Member;
 
 /// Inputs taken into one step at most, so that answers are never far from their requests.
 const STEP_LIMIT: usize = 4096;
 
 /// A member that runs. Dropping it does not stop it; [`Driver::stop`] does.
 pub struct Driver {
-    inputs: Inputs,
+    turns: Turns,
     status: Arc<Mutex<Status>>,
     boot: u64,
     calls_drawn: Arc<AtomicU64>,
     mailboxes: Vec<Option<mpsc::UnboundedReceiver<Mail>>>,
-    stop: Sender<()>,
-    replica_thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
     failed: Option<oneshot::Receiver<String>>,
 }
 
@@ -45,57 +49,60 @@ impl Driver {
         let clock = Clock::start();
         let process_boot = config.boot;
         let replica = Replica::boot(config, boot, clock.now())?;
-        let (input_sender, input_receiver) = channel();
-        let inputs = Inputs { sender: input_sender, depth: Arc::new(AtomicUsize::new(0)) };
         let status = Arc::new(Mutex::new(replica.status()));
         let (mail_senders, mail_receivers): (Vec<_>, Vec<_>) =
             (0..runtimes).map(|_| mpsc::unbounded_channel()).map(|(sender, receiver)| (sender, Some(receiver))).unzip();
-        let (stop, stopped) = channel();
         let (fail, failed) = oneshot::channel();
         let (log_sender, log_receiver) = channel();
-        let failure = Failure::default();
-        let log = LogThread {
-            store,
-            work: log_receiver,
-            sender: log_sender.clone(),
-            inputs: inputs.clone(),
-            failure: failure.clone(),
-            snapshot_writer: None,
-        };
-        let log_thread = thread::Builder::new().name("tenure-log".into()).spawn(move || log.run());
-        let log_thread = log_thread.expect("the system can start a thread");
-        let mut owner = Owner {
+        let owner = Owner {
             replica,
-            clock,
-            inputs: input_receiver,
-            depth: inputs.depth.clone(),
-            stopped,
-            log: log_sender,
-            log_thread: Some(log_thread),
-            failure,
+            batch: Vec::new(),
+            outputs: Vec::new(),
+            persists: Vec::new(),
+            log: log_sender.clone(),
             mail: mail_senders.into_iter().map(|sender| (sender, Mail::default())).collect(),
             status: status.clone(),
             fail: Some(fail),
         };
-        let replica_thread = thread::Builder::new().name("tenure-replica".into()).spawn(move || owner.run());
+        let log = Arc::new(SharedLog::new(store));
+        let turns = Turns(Arc::new(Shared {
+            clock,
+            log: log.clone(),
+            waiting: Mutex::default(),
+            depth: AtomicUsize::new(0),
+            owner: Mutex::new(owner),
+            ended: AtomicBool::new(false),
+            wake_ms: AtomicU64::new(0),
+            planned_ms: AtomicU64::new(0),
+            timekeeper: Mutex::new(None),
+        }));
+        let log =
+            LogThread { log, work: log_receiver, sender: log_sender, turns: turns.clone(), snapshot_writer: None };
+        let timekeeper = turns.clone();
+        let threads = vec![
+            start_thread("tenure-replica", move || timekeeper.keep_time()),
+            start_thread("tenure-log", move || log.run()),
+        ];
         Ok(Driver {
-            inputs,
+            turns,
             status,
             boot: process_boot,
             calls_drawn: Arc::default(),
             mailboxes: mail_receivers,
-            stop,
-            replica_thread: Some(replica_thread.expect("the system can start a thread")),
+            threads,
             failed: Some(failed),
         })
     }
 
     /// A handle for one network runtime, and the task that must run there for it.
-    pub fn attach(&mut self, runtime: usize) -> (Member, impl Future<Output = ()> + Send + use<>) {
+    pub(crate) fn attach(
+        &mut self,
+        runtime: usize,
+        writes: Writes,
+    ) -> (Member, impl Future<Output = ()> + Send + use<>) {
         let receiver = self.mailboxes[runtime].take().expect("each runtime attaches once");
-        let mailbox = Mailbox::new(runtime as u8);
+        let mailbox = Mailbox::new(runtime as u8, self.turns.clone(), writes);
         let member = Member {
-            inputs: self.inputs.clone(),
             mailbox: mailbox.clone(),
             status: self.status.clone(),
             boot: self.boot,
@@ -110,14 +117,17 @@ impl Driver {
     }
 
     /// Stops the member; what was acknowledged is durable already. Calls still waiting are told that it stops.
-    pub fn stop(mut self) {
-        let _ = self.stop.send(());
-        // Any input wakes the thread up.
-        self.inputs.send(Input::Cancel { call: u64::MAX });
-        if let Some(thread) = self.replica_thread.take() {
+    pub fn stop(self) {
+        self.turns.end(None);
+        // The log's thread ends with its queue; only then is the data directory free again.
+        for thread in self.threads {
             let _ = thread.join();
         }
     }
+}
+
+fn start_thread(name: &str, run: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
+    thread::Builder::new().name(name.into()).spawn(run).expect("the system can start a thread")
 }
 
 struct Clock {
@@ -135,70 +145,191 @@ impl Clock {
     }
 }
 
-/// The replica's thread.
+/// The queue into the replica, and the right to step it, which one thread has at a time.
+#[derive(Clone)]
+pub(crate) struct Turns(Arc<Shared>);
+
+struct Shared {
+    clock: Clock,
+    log: Arc<SharedLog>,
+    waiting: Mutex<Vec<Input>>,
+    /// Of `waiting`, to be read without its lock.
+    depth: AtomicUsize,
+    owner: Mutex<Owner>,
+    ended: AtomicBool,
+    /// When the replica wants to be stepped though nothing has come.
+    wake_ms: AtomicU64,
+    /// When the timekeeper will look at that again.
+    planned_ms: AtomicU64,
+    timekeeper: Mutex<Option<Thread>>,
+}
+
+/// Who writes the log for a thread that takes a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Writes {
+    ByLogThread,
+    /// The thread itself, if that is quick: then it costs less than to wake another one up, twice. Not for
+    /// threads that must go on when a disk hangs.
+    Itself,
+}
+
+/// What is left after a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Left {
+    Nothing,
+    /// Inputs came meanwhile, and nobody else will take them.
+    Inputs,
+}
+
+impl Turns {
+    /// Puts an input into the queue; whoever brings it must take a turn soon. False = the replica is gone.
+    pub(crate) fn bring(&self, input: Input) -> bool {
+        if self.0.ended.load(Ordering::Acquire) {
+            return false;
+        }
+        let mut waiting = lock(&self.0.waiting);
+        waiting.push(input);
+        self.0.depth.store(waiting.len(), Ordering::Relaxed);
+        true
+    }
+
+    /// Inputs that wait.
+    pub(crate) fn depth(&self) -> usize {
+        self.0.depth.load(Ordering::Relaxed)
+    }
+
+    /// Steps the replica with everything that waits, unless another thread is doing so: that one
+    /// will find, when it has finished, what was brought meanwhile.
+    pub(crate) fn take(&self, writes: Writes) -> Left {
+        let shared = &*self.0;
+        let mut owner = match shared.owner.try_lock() {
+            Ok(owner) => owner,
+            Err(TryLockError::WouldBlock) => return Left::Nothing,
+            Err(TryLockError::Poisoned(_)) => panic!("a panic within the replica"),
+        };
+        if shared.ended.load(Ordering::Acquire) {
+            return Left::Nothing;
+        }
+        if let Err(reason) = owner.step(shared) {
+            drop(owner);
+            self.end(Some(reason));
+            return Left::Nothing;
+        }
+        let wake_ms = owner.replica.wake_ms();
+        shared.wake_ms.store(wake_ms, Ordering::SeqCst);
+        // The log is reserved before the replica is given away, so that it is written in order.
+        let here = owner.hand_on(&shared.log, writes);
+        drop(owner);
+        if wake_ms < shared.planned_ms.load(Ordering::SeqCst) {
+            self.wake_timekeeper();
+        }
+        if let Some((mut log, persists)) = here {
+            match log.persist(persists) {
+                Ok(persisted) => self.bring(persisted),
+                Err(fault) => {
+                    drop(log);
+                    self.end(Some(fault.to_string()));
+                    return Left::Nothing;
+                }
+            };
+            drop(log);
+            // What has become durable is applied and answered without a detour.
+            return self.take(Writes::ByLogThread);
+        }
+        if lock(&shared.waiting).is_empty() { Left::Nothing } else { Left::Inputs }
+    }
+
+    /// A turn for a thread with other things to do: what is left goes to the replica's own thread.
+    pub(crate) fn take_once(&self) {
+        if self.take(Writes::ByLogThread) == Left::Inputs {
+            self.wake_timekeeper();
+        }
+    }
+
+    /// Ends the member: nobody is answered any more.
+    pub(crate) fn end(&self, reason: Option<String>) {
+        let mut owner = lock(&self.0.owner);
+        self.0.ended.store(true, Ordering::Release);
+        if let (Some(reason), Some(fail)) = (reason, owner.fail.take()) {
+            let _ = fail.send(reason);
+        }
+        let _ = owner.log.send(LogWork::Stop);
+        owner.mail.clear();
+        drop(owner);
+        self.wake_timekeeper();
+    }
+
+    fn wake_timekeeper(&self) {
+        if let Some(thread) = &*lock(&self.0.timekeeper) {
+            thread.unpark();
+        }
+    }
+
+    /// Steps the replica whenever it is time and nobody else has done so.
+    fn keep_time(&self) {
+        let shared = &*self.0;
+        *lock(&shared.timekeeper) = Some(thread::current());
+        while !shared.ended.load(Ordering::Acquire) {
+            if self.take(Writes::ByLogThread) == Left::Inputs {
+                continue;
+            }
+            let now_ms = shared.clock.now().monotonic_ms;
+            // If another thread is at it right now, it need not be asked again at once.
+            let until_ms = shared.wake_ms.load(Ordering::SeqCst).max(now_ms + 1);
+            shared.planned_ms.store(until_ms, Ordering::SeqCst);
+            // Whoever asked for an earlier time before it saw this plan has not woken this thread.
+            if shared.wake_ms.load(Ordering::SeqCst) >= until_ms || until_ms == now_ms + 1 {
+                thread::park_timeout(Duration::from_millis(until_ms - now_ms));
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("no panic while it is locked")
+}
+
+/// The replica with what it is stepped with.
 struct Owner {
     replica: Replica,
-    clock: Clock,
-    inputs: Receiver<Input>,
-    depth: Arc<AtomicUsize>,
-    stopped: Receiver<()>,
+    batch: Vec<Input>,
+    outputs: Vec<Output>,
+    persists: Vec<Persist>,
     log: Sender<LogWork>,
-    log_thread: Option<JoinHandle<()>>,
-    failure: Failure,
     mail: Vec<(mpsc::UnboundedSender<Mail>, Mail)>,
     status: Arc<Mutex<Status>>,
     fail: Option<oneshot::Sender<String>>,
 }
 
 impl Owner {
-    fn run(&mut self) {
-        let mut batch = Vec::with_capacity(STEP_LIMIT);
-        let mut outputs = Vec::new();
-        loop {
-            let wait = self.replica.wake_ms().saturating_sub(self.clock.now().monotonic_ms);
-            match self.inputs.recv_timeout(Duration::from_millis(wait)) {
-                Ok(input) => batch.push(input),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => break,
+    /// Fails with the reason for which the member must stop.
+    fn step(&mut self, shared: &Shared) -> Result<(), String> {
+        {
+            let mut waiting = lock(&shared.waiting);
+            if waiting.len() <= STEP_LIMIT {
+                std::mem::swap(&mut self.batch, &mut waiting);
+            } else {
+                self.batch.extend(waiting.drain(..STEP_LIMIT));
             }
-            while batch.len() < STEP_LIMIT
-                && let Ok(input) = self.inputs.try_recv()
-            {
-                batch.push(input);
-            }
-            self.depth.fetch_sub(batch.len(), Ordering::Relaxed);
-            if self.stopped.try_recv().is_ok() || self.has_failed() {
-                break;
-            }
-            self.replica.step(self.clock.now(), batch.drain(..), &mut outputs);
-            for output in outputs.drain(..) {
-                self.perform(output);
-            }
-            self.deliver();
+            shared.depth.store(waiting.len(), Ordering::Relaxed);
         }
-        // The log's thread ends with its queue; only then is the data directory free again.
-        let _ = self.log.send(LogWork::Stop);
-        if let Some(thread) = self.log_thread.take() {
-            let _ = thread.join();
+        self.replica.step(shared.clock.now(), self.batch.drain(..), &mut self.outputs);
+        let mut outputs = std::mem::take(&mut self.outputs);
+        for output in outputs.drain(..) {
+            self.perform(output)?;
         }
-        self.mail.clear();
+        self.outputs = outputs;
+        self.deliver();
+        Ok(())
     }
 
-    fn has_failed(&mut self) -> bool {
-        let Some(reason) = self.failure.take() else { return false };
-        if let Some(fail) = self.fail.take() {
-            let _ = fail.send(reason);
-        }
-        true
-    }
-
-    fn perform(&mut self, output: Output) {
+    fn perform(&mut self, output: Output) -> Result<(), String> {
         match output {
-            Output::Persist(persist) => self.hand_to_log(LogWork::Persist(persist)),
+            Output::Persist(persist) => self.persists.push(persist),
             Output::SaveSnapshot(save) => self.hand_to_log(LogWork::SaveSnapshot(save)),
             Output::Answer { call, answer } => {
                 if let Some((_, mail)) = self.mail.get_mut(Mailbox::runtime_of(call)) {
-                    mail.answers.push((call, answer));
+                    mail.add(call, answer);
                 }
             }
             Output::Notice { stream, notice } => {
@@ -208,17 +339,34 @@ impl Owner {
             }
             // A cluster of one has no peers.
             Output::Send { .. } => {}
-            Output::Fatal(reason) => self.failure.leave(reason),
+            Output::Fatal(reason) => return Err(reason),
         }
+        Ok(())
+    }
+
+    /// Gives what is to be persisted to the log's thread, or, with the log, to the caller.
+    fn hand_on<'a>(&mut self, log: &'a SharedLog, writes: Writes) -> Option<(LogTurn<'a>, Vec<Persist>)> {
+        if self.persists.is_empty() {
+            return None;
+        }
+        let persists = std::mem::take(&mut self.persists);
+        if writes == Writes::Itself
+            && let Some(turn) = log.if_quick(&persists)
+        {
+            return Some((turn, persists));
+        }
+        log.hand_over(persists.len());
+        self.hand_to_log(LogWork::Persist(persists));
+        None
     }
 
     fn hand_to_log(&mut self, work: LogWork) {
-        // If the log's thread is gone it has left the reason, and woken this one to find it.
+        // If the log's thread is gone it has ended the member.
         let _ = self.log.send(work);
     }
 
     fn deliver(&mut self) {
-        *self.status.lock().expect("no panic while the status is locked") = self.replica.status();
+        *lock(&self.status) = self.replica.status();
         for (sender, mail) in &mut self.mail {
             if !mail.is_empty() {
                 let _ = sender.send(std::mem::take(mail));

@@ -1,19 +1,26 @@
 //! The log's thread: whatever is waiting becomes one batch with one sync.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
+use std::time::Instant;
 
 use tenure_machine::snapshot::chunks;
 use tenure_replica::{Input, LogEntry, Persist, SaveSnapshot};
 use tenure_storage::{Entry, Fault, Group, HardState, OsDisk, SnapshotMeta, Snapshots, Store};
 
 use crate::data::CHUNK_BYTES;
-use crate::member::Inputs;
+use crate::driver::Turns;
+
+/// A sync that takes longer than this on average is left to the log's thread: what could be saved is then
+/// little beside it, and a network thread has connections that wait.
+const QUICK_SYNC_US: u64 = 400;
+/// More than these are left to the log's thread: where so many write, more will come during the sync.
+const FEW_ENTRIES: usize = 4;
 
 pub(crate) enum LogWork {
-    Persist(Persist),
+    Persist(Vec<Persist>),
     SaveSnapshot(Box<SaveSnapshot>),
     /// From the thread that wrote it.
     SnapshotWritten {
@@ -23,27 +30,89 @@ pub(crate) enum LogWork {
     Stop,
 }
 
-/// The reason for which the member must stop, left by whoever found it first.
-#[derive(Clone, Default)]
-pub(crate) struct Failure(Arc<Mutex<Option<String>>>);
+/// The log as all who may write to it see it.
+pub(crate) struct SharedLog {
+    /// None = closed.
+    store: Mutex<Option<Store<OsDisk>>>,
+    /// What the log's thread was given and has not written.
+    handed_over: AtomicUsize,
+    /// How long a sync takes: a running average.
+    sync_us: AtomicU64,
+}
 
-impl Failure {
-    pub(crate) fn leave(&self, reason: String) {
-        self.0.lock().expect("no panic while the failure is locked").get_or_insert(reason);
+/// The right to write to the log. Whoever has it reports what was written before giving it back.
+pub(crate) struct LogTurn<'a> {
+    store: MutexGuard<'a, Option<Store<OsDisk>>>,
+    sync_us: &'a AtomicU64,
+}
+
+impl SharedLog {
+    pub(crate) fn new(store: Store<OsDisk>) -> SharedLog {
+        SharedLog {
+            store: Mutex::new(Some(store)),
+            handed_over: AtomicUsize::new(0),
+            sync_us: AtomicU64::new(QUICK_SYNC_US),
+        }
     }
 
-    pub(crate) fn take(&self) -> Option<String> {
-        self.0.lock().expect("no panic while the failure is locked").take()
+    /// Must be told before so many are sent to the log's thread.
+    pub(crate) fn hand_over(&self, persists: usize) {
+        self.handed_over.fetch_add(persists, Ordering::Relaxed);
+    }
+
+    /// The log, if this is little, nothing else is being written, and a sync takes no longer than to
+    /// have another thread do it.
+    pub(crate) fn if_quick(&self, persists: &[Persist]) -> Option<LogTurn<'_>> {
+        let entries: usize = persists.iter().map(|persist| persist.entries.len()).sum();
+        if entries > FEW_ENTRIES
+            || self.sync_us.load(Ordering::Relaxed) >= QUICK_SYNC_US
+            || self.handed_over.load(Ordering::Relaxed) > 0
+        {
+            return None;
+        }
+        let store = self.store.try_lock().ok().filter(|store| store.is_some())?;
+        Some(LogTurn { store, sync_us: &self.sync_us })
+    }
+
+    fn turn(&self) -> LogTurn<'_> {
+        LogTurn { store: self.store.lock().expect("no panic while the log is locked"), sync_us: &self.sync_us }
+    }
+
+    fn close(&self) -> Result<(), Fault> {
+        self.turn().store.take().map_or(Ok(()), Store::close)
+    }
+}
+
+impl LogTurn<'_> {
+    fn store(&mut self) -> &mut Store<OsDisk> {
+        self.store.as_mut().expect("the log is open while it is written")
+    }
+
+    /// Writes all of it as one batch with one sync; gives the report for the replica.
+    pub(crate) fn persist(&mut self, persists: Vec<Persist>) -> Result<Input, Fault> {
+        let number = persists.last().map_or(0, |last| last.number);
+        let persists: Vec<_> = persists.into_iter().map(StoredPersist::from).collect();
+        if persists.iter().any(|persist| persist.sync) {
+            let began = Instant::now();
+            let groups = persists.iter().map(|p| Group { hard_state: p.hard_state, entries: &p.entries });
+            self.store().append_group(groups)?;
+            let (before, took) = (self.sync_us.load(Ordering::Relaxed), began.elapsed().as_micros() as u64);
+            self.sync_us.store((before * 7 + took) / 8, Ordering::Relaxed);
+        } else {
+            for persist in &persists {
+                self.store().append(persist.hard_state, &persist.entries, false)?;
+            }
+        }
+        Ok(Input::Persisted { number })
     }
 }
 
 pub(crate) struct LogThread {
-    pub(crate) store: Store<OsDisk>,
+    pub(crate) log: Arc<SharedLog>,
     pub(crate) work: Receiver<LogWork>,
     /// Another end of the same queue, for snapshot writers.
     pub(crate) sender: Sender<LogWork>,
-    pub(crate) inputs: Inputs,
-    pub(crate) failure: Failure,
+    pub(crate) turns: Turns,
     pub(crate) snapshot_writer: Option<SnapshotThread>,
 }
 
@@ -56,36 +125,42 @@ pub(crate) struct SnapshotThread {
 impl LogThread {
     pub(crate) fn run(mut self) {
         if let Err(fault) = self.serve() {
-            self.failure.leave(fault.to_string());
-            // Any input makes the replica's thread look up.
-            self.inputs.send(Input::Cancel { call: u64::MAX });
+            self.turns.end(Some(fault.to_string()));
         }
         if let Some(writer) = self.snapshot_writer.take() {
             writer.cancelled.store(true, Ordering::Relaxed);
             let _ = writer.thread.join();
         }
-        if let Err(fault) = self.store.close() {
+        if let Err(fault) = self.log.close() {
             tracing::warn!(%fault, "the log could not be closed in order; nothing acknowledged is lost");
         }
     }
 
     fn serve(&mut self) -> Result<(), Fault> {
-        let mut persists = Vec::new();
         while let Ok(first) = self.work.recv() {
             let mut stop = false;
+            let mut persists = Vec::new();
+            let log = self.log.clone();
+            let mut turn = log.turn();
             for work in std::iter::once(first).chain(self.work.try_iter().collect::<Vec<_>>()) {
                 match work {
-                    LogWork::Persist(persist) => persists.push(StoredPersist::from(persist)),
-                    LogWork::SaveSnapshot(save) => self.save_snapshot(*save),
+                    LogWork::Persist(some) => persists.extend(some),
+                    LogWork::SaveSnapshot(save) => self.save_snapshot(*save, turn.store().snapshots()),
                     LogWork::SnapshotWritten { meta, bytes } => {
                         let index = meta.index;
-                        self.store.snapshot_saved(meta)?;
-                        self.inputs.send(Input::SnapshotSaved { index, bytes });
+                        turn.store().snapshot_saved(meta)?;
+                        self.turns.bring(Input::SnapshotSaved { index, bytes });
                     }
                     LogWork::Stop => stop = true,
                 }
             }
-            self.persist(&mut persists)?;
+            let handed_over = persists.len();
+            if handed_over > 0 {
+                self.turns.bring(turn.persist(persists)?);
+                log.handed_over.fetch_sub(handed_over, Ordering::Relaxed);
+            }
+            drop(turn);
+            self.turns.take_once();
             if stop {
                 return Ok(());
             }
@@ -93,29 +168,13 @@ impl LogThread {
         Ok(())
     }
 
-    fn persist(&mut self, persists: &mut Vec<StoredPersist>) -> Result<(), Fault> {
-        let Some(last) = persists.last() else { return Ok(()) };
-        let number = last.number;
-        if persists.iter().any(|persist| persist.sync) {
-            self.store
-                .append_group(persists.iter().map(|p| Group { hard_state: p.hard_state, entries: &p.entries }))?;
-        } else {
-            for persist in persists.iter() {
-                self.store.append(persist.hard_state, &persist.entries, false)?;
-            }
-        }
-        persists.clear();
-        self.inputs.send(Input::Persisted { number });
-        Ok(())
-    }
-
-    fn save_snapshot(&mut self, save: SaveSnapshot) {
+    fn save_snapshot(&mut self, save: SaveSnapshot, snapshots: Snapshots<OsDisk>) {
         if let Some(finished) = self.snapshot_writer.take() {
             let _ = finished.thread.join();
         }
         let cancelled = Arc::new(AtomicBool::new(false));
-        let (index, inputs, sender) = (save.index, self.inputs.clone(), self.sender.clone());
-        let (snapshots, flag) = (self.store.snapshots(), cancelled.clone());
+        let (index, turns, sender) = (save.index, self.turns.clone(), self.sender.clone());
+        let (snapshots, flag) = (snapshots, cancelled.clone());
         let write = move || match write_snapshot(&snapshots, save, &flag) {
             Ok(Some((meta, bytes))) => {
                 let _ = sender.send(LogWork::SnapshotWritten { meta, bytes });
@@ -123,14 +182,15 @@ impl LogThread {
             Ok(None) => {}
             Err(fault) => {
                 tracing::warn!(index, %fault, "a snapshot could not be written; it will be tried again");
-                inputs.send(Input::SnapshotFailed { index });
+                turns.bring(Input::SnapshotFailed { index });
+                turns.take_once();
             }
         };
         match thread::Builder::new().name("tenure-snapshot".into()).spawn(write) {
             Ok(thread) => self.snapshot_writer = Some(SnapshotThread { cancelled, thread }),
             Err(error) => {
                 tracing::warn!(index, %error, "no thread to write a snapshot with; it will be tried again");
-                self.inputs.send(Input::SnapshotFailed { index });
+                self.turns.bring(Input::SnapshotFailed { index });
             }
         }
     }
@@ -156,7 +216,6 @@ fn write_snapshot(
 }
 
 struct StoredPersist {
-    number: u64,
     hard_state: Option<HardState>,
     entries: Vec<Entry>,
     sync: bool,
@@ -165,7 +224,6 @@ struct StoredPersist {
 impl From<Persist> for StoredPersist {
     fn from(persist: Persist) -> StoredPersist {
         StoredPersist {
-            number: persist.number,
             hard_state: persist.hard_state.map(|state| HardState {
                 term: state.term,
                 vote: state.vote,

@@ -1,10 +1,9 @@
-//! The services' only door to the replica: async calls that become inputs of its thread.
+//! The services' only door to the replica: async calls that become its inputs.
 //!
 //! A service decodes, validates and authorizes; then it calls one of these and awaits the answer.
 //! Dropping the future of a call tells the replica that nobody waits for it any more.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::Sender;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tenure_machine::lock::entry_key;
@@ -17,25 +16,17 @@ use tokio::sync::mpsc;
 
 use crate::calls::{Mailbox, OpenCall};
 
-/// Inputs that wait for the replica's thread; beyond this, requests that can be refused are.
+/// Inputs that wait for the replica; beyond this, requests that can be refused are.
 const QUEUE_LIMIT: usize = 100_000;
 
 /// A cheap handle on the member that this process runs, for use on one network runtime.
 #[derive(Clone)]
 pub struct Member {
-    pub(crate) inputs: Inputs,
     pub(crate) mailbox: Mailbox,
     pub(crate) status: Arc<Mutex<Status>>,
     /// Drawn when the process starts; with a number behind it, it names a call for good.
     pub(crate) boot: u64,
     pub(crate) calls_drawn: Arc<AtomicU64>,
-}
-
-/// The queue into the replica's thread.
-#[derive(Clone)]
-pub(crate) struct Inputs {
-    pub(crate) sender: Sender<Input>,
-    pub(crate) depth: Arc<AtomicUsize>,
 }
 
 /// A value with what a response header says about the moment it was read.
@@ -46,7 +37,7 @@ pub struct At<T> {
     pub term: u64,
 }
 
-/// A range is answered from the replica's own thread if it is short, else by a view to read elsewhere.
+/// A range is answered within the step if it is short, else by a view to read elsewhere.
 pub enum RangeAnswer {
     Ready(RangeReply),
     /// The caller runs `view.range(&query)` off the network threads.
@@ -118,7 +109,7 @@ impl Member {
 
     pub fn watch_stream(&self) -> WatchStream {
         let (stream, notices) = self.mailbox.open_stream();
-        WatchStream { inputs: self.inputs.clone(), mailbox: self.mailbox.clone(), stream, notices }
+        WatchStream { mailbox: self.mailbox.clone(), stream, notices }
     }
 
     /// As of the replica's last step; never waits.
@@ -146,26 +137,18 @@ impl Member {
         leave: Option<Leave>,
         input: impl FnOnce(CallId) -> Input,
     ) -> Result<AnswerOf, Failure> {
-        if !always && self.inputs.depth.load(Ordering::Relaxed) > QUEUE_LIMIT {
+        if !always && self.mailbox.depth() > QUEUE_LIMIT {
             return Err(Failure::Overloaded);
         }
         let open = self.mailbox.open_call();
-        if !self.inputs.send(input(open.call)) {
+        if !self.mailbox.bring(input(open.call)) {
             return Err(Failure::Stopping);
         }
-        let mut pending = Pending { open, inputs: &self.inputs, leave };
+        let mut pending = Pending { open, mailbox: &self.mailbox, leave };
         match (&mut pending.open).await {
             Some(answer) => Ok(AnswerOf(answer)),
             None => Err(Failure::Stopping),
         }
-    }
-}
-
-impl Inputs {
-    /// False = the replica is gone.
-    pub(crate) fn send(&self, input: Input) -> bool {
-        self.depth.fetch_add(1, Ordering::Relaxed);
-        self.sender.send(input).is_ok()
     }
 }
 
@@ -186,7 +169,7 @@ fn unexpected<T>(answered: Answered) -> T {
 /// Tells the replica when the caller went away before the answer came.
 struct Pending<'a> {
     open: OpenCall,
-    inputs: &'a Inputs,
+    mailbox: &'a Mailbox,
     /// Of a Lock call: how to give up what it may have been granted without anybody seeing it.
     leave: Option<Leave>,
 }
@@ -195,7 +178,7 @@ impl Drop for Pending<'_> {
     fn drop(&mut self) {
         if !self.open.is_done() {
             let call = self.open.call;
-            self.inputs.send(match self.leave.take() {
+            self.mailbox.bring(match self.leave.take() {
                 Some(leave) => Input::CancelLock { call, leave },
                 None => Input::Cancel { call },
             });
@@ -205,7 +188,6 @@ impl Drop for Pending<'_> {
 
 /// The watches of one client stream. Dropping it ends them.
 pub struct WatchStream {
-    inputs: Inputs,
     mailbox: Mailbox,
     stream: StreamId,
     notices: mpsc::UnboundedReceiver<Notice>,
@@ -240,7 +222,7 @@ impl WatchStream {
     }
 
     fn send(&self, request: WatchRequest) {
-        self.inputs.send(Input::Watch { stream: self.stream, request });
+        self.mailbox.bring(Input::Watch { stream: self.stream, request });
     }
 }
 

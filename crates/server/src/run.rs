@@ -21,7 +21,7 @@ use tonic_health::server::{HealthReporter, HealthService};
 
 use crate::config::{Config, ConfigError};
 use crate::data::{self, Data, DataError};
-use crate::driver::Driver;
+use crate::driver::{Driver, Writes};
 use crate::http::grpc::{Services, ServicesBuilder};
 use crate::http::health::Health;
 use crate::http::{Connection, Front};
@@ -87,7 +87,7 @@ async fn live(
     // The control thread is one more runtime that asks the replica: for health.
     let mut driver = Driver::start(replica_config, data.boot, data.store, threads + 1)?;
     let failed = driver.failed();
-    let (member, distribute) = driver.attach(threads);
+    let (member, distribute) = driver.attach(threads, Writes::ByLogThread);
     tokio::spawn(distribute);
 
     let pool = descriptors();
@@ -145,7 +145,7 @@ type Attachment = (Member, Pin<Box<dyn Future<Output = ()> + Send>>);
 
 /// Taken by its network thread when that has started.
 fn attach(driver: &mut Driver, index: usize) -> Mutex<Option<Attachment>> {
-    let (member, distribute) = driver.attach(index);
+    let (member, distribute) = driver.attach(index, Writes::Itself);
     Mutex::new(Some((member, Box::pin(distribute))))
 }
 

@@ -60,6 +60,7 @@ impl Plan {
             shared_locks: random.percent(40),
             replica: Config {
                 call_timeout_ms: random.between(1500, 7000),
+                join_patience_ms: if random.percent(50) { random.between(1, 20) } else { 0 },
                 snapshot_floor_bytes: random.spread(1 << 10, 128 << 10),
                 log_tail_bytes: random.spread(0, 64 << 10),
                 inflight_bytes: if random.percent(15) { random.between(2 << 10, 8 << 10) } else { 64 << 20 },

@@ -149,7 +149,7 @@ impl Reference {
             return Err(format!("entry {index}, {command:?}: revision {machine} in the machine, {model} in the model"));
         }
         let expected = outcome.wrote.then(|| self.model.commit(outcome.revision)).flatten();
-        if applied.commit.as_deref() != expected {
+        if applied.commit.as_ref() != expected {
             let machine = &applied.commit;
             return Err(format!("entry {index}, {command:?}: the machine wrote {machine:?}, the model {expected:?}"));
         }

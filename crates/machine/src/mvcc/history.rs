@@ -11,7 +11,8 @@ use crate::{Commit, Event, Revision};
 
 #[derive(Clone)]
 pub(crate) struct History {
-    commits: Vector<Arc<Commit>>,
+    /// The events of each commit; its revision is its place.
+    commits: Vector<Arc<[Event]>>,
     /// The revision of the first commit, or of the one that is to come.
     first: Revision,
 }
@@ -30,19 +31,22 @@ impl History {
         self.first + self.commits.len() as Revision
     }
 
-    pub fn push(&mut self, commit: Arc<Commit>) {
+    pub fn push(&mut self, commit: Commit) {
         debug_assert_eq!(commit.revision, self.next());
-        self.commits.push_back(commit);
+        self.commits.push_back(commit.events);
     }
 
-    pub fn get(&self, revision: Revision) -> Option<&Arc<Commit>> {
-        self.commits.get(usize::try_from(revision - self.first).ok()?)
+    pub fn get(&self, revision: Revision) -> Option<Commit> {
+        let events = self.commits.get(usize::try_from(revision - self.first).ok()?)?;
+        Some(Commit { revision, events: events.clone() })
     }
 
     /// The commits from `revision` on, found without walking over those before.
-    pub fn from(&self, revision: Revision) -> impl Iterator<Item = &Arc<Commit>> + '_ {
+    pub fn from(&self, revision: Revision) -> impl Iterator<Item = Commit> + '_ {
         let skipped = usize::try_from(revision.saturating_sub(self.first)).unwrap_or(0).min(self.commits.len());
-        self.commits.focus().narrow(skipped..).into_iter()
+        let commits = self.commits.focus().narrow(skipped..).into_iter();
+        let revisions = self.first + skipped as Revision..;
+        revisions.zip(commits).map(|(revision, events)| Commit { revision, events: events.clone() })
     }
 
     /// Takes the versions before from a commit whose past is gone.
@@ -53,7 +57,7 @@ impl History {
         }
         let events = commit.events.iter().map(|event| Event { prev: None, ..event.clone() }).collect();
         let index = (revision - self.first) as usize;
-        self.commits.set(index, Arc::new(Commit { revision, events }));
+        self.commits.set(index, events);
     }
 
     pub fn forget_before(&mut self, revision: Revision) {
@@ -71,7 +75,7 @@ mod tests {
     fn a_revision_is_an_index_while_both_ends_move() {
         let mut history = History::starting_at(2);
         for revision in 2..50_000 {
-            history.push(Arc::new(Commit { revision, events: Vec::new() }));
+            history.push(Commit { revision, events: Arc::default() });
             if revision % 3 == 0 {
                 history.forget_before(revision / 2);
             }

@@ -94,14 +94,7 @@ impl KeyRecord {
 }
 
 pub(crate) fn tombstone(key: SharedBytes, revision: Revision) -> Arc<KeyValue> {
-    Arc::new(KeyValue {
-        key,
-        value: SharedBytes::default(),
-        create_revision: 0,
-        mod_revision: revision,
-        version: 0,
-        lease: 0,
-    })
+    Arc::new(KeyValue { key, value: Box::default(), create_revision: 0, mod_revision: revision, version: 0, lease: 0 })
 }
 
 pub(crate) fn is_tombstone(kv: &KeyValue) -> bool {
@@ -116,7 +109,7 @@ mod tests {
     fn version(revision: Revision, version: i64) -> Arc<KeyValue> {
         Arc::new(KeyValue {
             key: shared(b"k"),
-            value: shared(b"v"),
+            value: Box::from(*b"v"),
             create_revision: 2,
             mod_revision: revision,
             version,

@@ -29,7 +29,7 @@ use imbl::OrdMap;
 
 use self::history::History;
 use self::keys::KeyRecord;
-use crate::{Commit, Event, EventKind, KeyValue, LeaseId, Refusal, Revision, SharedBytes};
+use crate::{Commit, Event, KeyValue, LeaseId, Refusal, Revision, SharedBytes};
 
 #[derive(Clone)]
 pub(crate) struct Store {
@@ -60,11 +60,11 @@ pub(crate) struct Written {
 
 impl Written {
     /// What watchers see of it, given the events of the same revision before it.
-    pub fn event(&self, kind: EventKind, earlier: &[Event]) -> Event {
+    pub fn event(&self, earlier: &[Event]) -> Event {
         let revision = self.kv.mod_revision;
         let prev = match &self.prev {
             // A key that was made at this revision had nothing before it.
-            Some(_) if kind == EventKind::Put && self.kv.create_revision == revision => None,
+            Some(_) if self.kv.create_revision == revision => None,
             // Watchers see what was there before the revision, not what the command itself put in between.
             Some(prev) if prev.mod_revision == revision => {
                 let first = earlier.iter().find(|event| event.kv.key == prev.key);
@@ -72,7 +72,7 @@ impl Written {
             }
             prev => prev.clone(),
         };
-        Event { kind, kv: self.kv.clone(), prev }
+        Event { kv: self.kv.clone(), prev }
     }
 }
 
@@ -125,7 +125,7 @@ impl Store {
         &mut self,
         revision: Revision,
         key: &[u8],
-        content: impl FnOnce(Option<&KeyValue>) -> (SharedBytes, LeaseId),
+        content: impl FnOnce(Option<&KeyValue>) -> (Box<[u8]>, LeaseId),
     ) -> Written {
         let Some(record) = self.keys.get_mut(key) else {
             let key: SharedBytes = Arc::from(key);
@@ -176,9 +176,9 @@ impl Store {
     }
 
     /// Ends a revision: everything in `events` was written at the one after the current.
-    pub fn commit(&mut self, events: Vec<Event>) -> Arc<Commit> {
+    pub fn commit(&mut self, events: Vec<Event>) -> Commit {
         self.revision += 1;
-        let commit = Arc::new(Commit { revision: self.revision, events });
+        let commit = Commit { revision: self.revision, events: events.into() };
         self.history.push(commit.clone());
         commit
     }
@@ -213,7 +213,7 @@ impl Store {
             if budget == 0 {
                 return true;
             }
-            let Some(commit) = self.history.get(self.trim.revision).cloned() else { break };
+            let Some(commit) = self.history.get(self.trim.revision) else { break };
             let end = commit.events.len().min(self.trim.event.saturating_add(budget));
             for event in &commit.events[self.trim.event..end] {
                 self.trim_key(&event.kv.key, commit.revision);

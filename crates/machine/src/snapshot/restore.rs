@@ -17,7 +17,7 @@ use crate::lock::{LockEntry, RecentHolder};
 use crate::mvcc::keys::tombstone;
 use crate::mvcc::{EMPTY_REVISION, Store, shared};
 use crate::origin::MemberOrigins;
-use crate::{Event, EventKind, KeyValue, LeaseId, LockEnd, Machine, Revision, View, limits};
+use crate::{Event, KeyValue, LeaseId, LockEnd, Machine, Revision, View, limits};
 
 /// Builds a machine from chunks given in order.
 pub struct Restore {
@@ -177,35 +177,35 @@ impl Restore {
 
     /// Changes no key: what it left behind is the base.
     fn event_of_the_compacted_revision(&self, tag: u8, revision: Revision, reader: &mut Reader) -> ReadResult<Event> {
-        let (kind, kv) = match tag {
-            tag::PUT => (EventKind::Put, Arc::new(read_version(reader)?.with_mod_revision(revision))),
+        let kv = match tag {
+            tag::PUT => Arc::new(read_version(reader)?.with_mod_revision(revision)),
             tag::PUT_OF_BASE => {
                 let base = self.view.store.live(reader.bytes()?).filter(|kv| kv.mod_revision == revision);
-                (EventKind::Put, base.ok_or("an event without its key")?.clone())
+                base.ok_or("an event without its key")?.clone()
             }
-            _ => (EventKind::Delete, tombstone(shared(reader.bytes()?), revision)),
+            _ => tombstone(shared(reader.bytes()?), revision),
         };
-        Ok(Event { kind, kv, prev: None })
+        Ok(Event { kv, prev: None })
     }
 
     fn later_event(&mut self, tag: u8, revision: Revision, reader: &mut Reader) -> ReadResult<Event> {
         let store = &mut self.view.store;
-        let (kind, written) = match tag {
+        let written = match tag {
             tag::PUT => {
                 let version = read_version(reader)?;
-                let written = store.put(revision, version.key, |_| (shared(version.value), version.lease));
+                let written = store.put(revision, version.key, |_| (version.value.into(), version.lease));
                 if written.kv.create_revision != version.create_revision || written.kv.version != version.version {
                     return Err("an impossible version");
                 }
-                (EventKind::Put, written)
+                written
             }
             tag::DELETE => {
                 let written = store.delete(revision, reader.bytes()?);
-                (EventKind::Delete, written.ok_or("a delete of what is not there")?)
+                written.ok_or("a delete of what is not there")?
             }
             _ => return Err("an event without its key"),
         };
-        Ok(written.event(kind, &self.events))
+        Ok(written.event(&self.events))
     }
 
     fn end_commit(&mut self) -> ReadResult<()> {
@@ -314,7 +314,7 @@ impl Version<'_> {
     fn with_mod_revision(&self, mod_revision: Revision) -> KeyValue {
         KeyValue {
             key: shared(self.key),
-            value: shared(self.value),
+            value: self.value.into(),
             create_revision: self.create_revision,
             mod_revision,
             version: self.version,

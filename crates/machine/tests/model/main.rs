@@ -263,7 +263,7 @@ fn commits_agree(view: &View, naive: &Naive, from: Revision) -> Result<(), TestC
             let expected = naive.commits(from);
             prop_assert_eq!(commits.len(), expected.len());
             for (commit, expected) in commits.into_iter().zip(&expected) {
-                prop_assert_eq!(&**commit, expected);
+                prop_assert_eq!(&commit, expected);
             }
         }
         Err(refusal) => {

@@ -59,13 +59,15 @@ impl Naive {
 
     pub fn commits(&self, from: Revision) -> Vec<Commit> {
         let mut commits: Vec<Commit> = Vec::new();
-        for (revision, kind, kv) in self.log.iter().filter(|(at, _, _)| *at >= from) {
+        for (revision, _, kv) in self.log.iter().filter(|(at, _, _)| *at >= from) {
             let has_past = *revision != self.compacted && kv.create_revision != *revision;
             let prev = self.at(revision - 1).get(&*kv.key).cloned().filter(|_| has_past);
-            let event = Event { kind: *kind, kv: kv.clone(), prev };
+            let event = Event { kv: kv.clone(), prev };
             match commits.last_mut() {
-                Some(commit) if commit.revision == *revision => commit.events.push(event),
-                _ => commits.push(Commit { revision: *revision, events: vec![event] }),
+                Some(commit) if commit.revision == *revision => {
+                    commit.events = commit.events.iter().cloned().chain([event]).collect();
+                }
+                _ => commits.push(Commit { revision: *revision, events: [event].into() }),
             }
         }
         commits
@@ -122,7 +124,7 @@ impl Naive {
         for (kind, kv) in work.events {
             self.log.push((revision, kind, kv));
         }
-        let commit = wrote.then(|| Arc::new(self.commits(revision).remove(0)));
+        let commit = wrote.then(|| self.commits(revision).remove(0));
         let after = self.granted();
         let mut lock_changes: Vec<_> = work
             .ended
@@ -324,7 +326,7 @@ impl Naive {
         let prev = self.now(work).get(key).cloned()?;
         let gone = KeyValue {
             key: key.into(),
-            value: Arc::default(),
+            value: Box::default(),
             create_revision: 0,
             mod_revision: self.revision() + 1,
             version: 0,
@@ -458,7 +460,7 @@ fn holds(txn: &Txn, state: &State) -> bool {
         let matching: Vec<_> = state.values().filter(|kv| compare.keys.contains(&kv.key)).collect();
         let missing = KeyValue {
             key: Arc::default(),
-            value: Arc::default(),
+            value: Box::default(),
             create_revision: 0,
             mod_revision: 0,
             version: 0,

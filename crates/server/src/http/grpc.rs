@@ -16,7 +16,6 @@ use http::{HeaderMap, Request, Response};
 use http_body::{Body, Frame, SizeHint};
 use tonic::codegen::{Service, StdError};
 use tonic::server::NamedService;
-use tonic::service::Routes;
 use tonic::{Code, Status};
 
 use crate::listen::Stopping;
@@ -68,14 +67,12 @@ pub struct Services {
 
 struct Table {
     by_name: HashMap<&'static str, Handler>,
-    others: Option<Routes>,
 }
 
 /// Collects a runtime's services.
 #[derive(Default)]
 pub struct ServicesBuilder {
     by_name: HashMap<&'static str, Handler>,
-    others: Option<Routes>,
     stopping: Option<Stopping>,
 }
 
@@ -86,12 +83,6 @@ impl ServicesBuilder {
         self
     }
 
-    /// Takes what was not added by itself, on tonic's own, longer way.
-    pub fn others(mut self, routes: Routes) -> ServicesBuilder {
-        self.others = Some(routes.prepare());
-        self
-    }
-
     /// From then on, streams and calls that wait for their turn end with "server stopped".
     pub fn stopping(mut self, stopping: Stopping) -> ServicesBuilder {
         self.stopping = Some(stopping);
@@ -99,7 +90,7 @@ impl ServicesBuilder {
     }
 
     pub fn build(self, counters: Arc<Counters>, rpcs: Arc<Rpcs>) -> Services {
-        let table = Arc::new(Table { by_name: self.by_name, others: self.others });
+        let table = Arc::new(Table { by_name: self.by_name });
         Services { table, stopping: self.stopping, counters, rpcs }
     }
 }
@@ -119,10 +110,9 @@ impl Services {
         let service = service_name(path);
         let counters = self.counters.clone();
         let counted = |body: B| tonic::body::Body::new(RequestBody { body, rpc, counters });
-        let answer: AnswerFuture = match (self.table.by_name.get(service), &self.table.others) {
-            (Some(handler), _) => handler(request.map(counted)),
-            (None, Some(routes)) => Box::pin(routes.clone().call(request.map(counted))),
-            (None, None) => {
+        let answer: AnswerFuture = match self.table.by_name.get(service) {
+            Some(handler) => handler(request.map(counted)),
+            None => {
                 let status = Status::unimplemented(format!("unknown service {service}"));
                 Box::pin(async { Ok(status.into_http()) })
             }

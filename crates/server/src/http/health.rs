@@ -1,7 +1,7 @@
 //! Is this member well? Asked by etcd's clients at `/health`, by Kubernetes at `/livez` and `/readyz`,
 //! by gRPC load balancers through `grpc.health.v1`.
 //!
-//! *Alive* means that the replica's thread still answers; it needs no quorum, so that nobody restarts
+//! *Alive* means that the replica still answers; it needs no quorum, so that nobody restarts
 //! members because another one is down. *Ready* means that a linearizable read gets through. Paths,
 //! names of checks and shapes of answers are etcd's, so that its probes work as they are.
 

@@ -28,13 +28,29 @@ pub fn bytes(shared: &SharedBytes) -> Bytes {
     }
 }
 
-pub fn key_value(kv: &KeyValue, keys_only: bool) -> mvccpb::KeyValue {
+fn value(kv: &Arc<KeyValue>) -> Bytes {
+    match kv.value.len() < SHARED_BYTES {
+        true => Bytes::copy_from_slice(&kv.value),
+        false => Bytes::from_owner(ValueOf(kv.clone())),
+    }
+}
+
+/// A version kept alive for its value.
+struct ValueOf(Arc<KeyValue>);
+
+impl AsRef<[u8]> for ValueOf {
+    fn as_ref(&self) -> &[u8] {
+        &self.0.value
+    }
+}
+
+pub fn key_value(kv: &Arc<KeyValue>, keys_only: bool) -> mvccpb::KeyValue {
     mvccpb::KeyValue {
         key: bytes(&kv.key),
         create_revision: kv.create_revision,
         mod_revision: kv.mod_revision,
         version: kv.version,
-        value: if keys_only { Bytes::new() } else { bytes(&kv.value) },
+        value: if keys_only { Bytes::new() } else { value(kv) },
         lease: kv.lease,
     }
 }
@@ -44,7 +60,7 @@ fn key_values(kvs: &[Arc<KeyValue>], keys_only: bool) -> Vec<mvccpb::KeyValue> {
 }
 
 pub fn event(event: &Event, prev_kv: bool) -> mvccpb::Event {
-    let kind = match event.kind {
+    let kind = match event.kind() {
         EventKind::Put => mvccpb::event::EventType::Put,
         EventKind::Delete => mvccpb::event::EventType::Delete,
     };
@@ -58,7 +74,7 @@ pub fn event(event: &Event, prev_kv: bool) -> mvccpb::Event {
 
 type Header = Option<ResponseHeader>;
 
-pub fn put(header: Header, prev: Option<&KeyValue>) -> PutResponse {
+pub fn put(header: Header, prev: Option<&Arc<KeyValue>>) -> PutResponse {
     PutResponse { header, prev_kv: prev.map(|kv| key_value(kv, false)) }
 }
 
@@ -162,7 +178,7 @@ fn txn_message(header: Header, reply: &TxnReply, inner: &mut InnerHeaders) -> Tx
     let respond = |op: &OpReply| {
         let response = match op {
             OpReply::Range(reply) => ResponseRange(range_message(inner.next(op), reply)),
-            OpReply::Put { prev } => ResponsePut(put(inner.next(op), prev.as_deref())),
+            OpReply::Put { prev } => ResponsePut(put(inner.next(op), prev.as_ref())),
             OpReply::Delete { deleted, prev } => ResponseDeleteRange(delete_message(inner.next(op), *deleted, prev)),
             OpReply::Txn(reply) => ResponseTxn(txn_message(Some(ResponseHeader::default()), reply, inner)),
         };

@@ -44,7 +44,7 @@ impl Kv for KvService {
         convert::check_size(&request, self.0.config.limits.request_bytes)?;
         let at = self.submit(Command::Put(convert::put(request)?)).await?;
         match &at.value {
-            Reply::Put { prev } => Ok(Response::new(answer::put(self.0.header(&at), prev.as_deref()))),
+            Reply::Put { prev } => Ok(Response::new(answer::put(self.0.header(&at), prev.as_ref()))),
             other => Err(unexpected(other)),
         }
     }

@@ -117,7 +117,7 @@ impl Shared {
         self.header_at(status.revision, status.term)
     }
 
-    /// Asked once: the status is shared with the replica's thread, and this does not change.
+    /// Asked once: the status is shared with whoever steps the replica, and this does not change.
     fn identity(&self) -> Identity {
         if let Some(identity) = self.identity.get() {
             return *identity;

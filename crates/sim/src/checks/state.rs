@@ -80,12 +80,12 @@ fn compare_history(view: &View, model: &Model) -> Result<(), String> {
     for commit in view.commits(from).map_err(|refusal| refusal.to_string())? {
         let Some(expected) = model.commit(next) else { return Err(format!("a commit {next} that never was")) };
         let same_events = || {
-            let mut events = commit.events.iter().zip(&expected.events);
+            let mut events = commit.events.iter().zip(expected.events.iter());
             // At the compacted revision the versions before are gone.
             commit.events.len() == expected.events.len()
                 && events.all(|(found, expected)| {
                     let prev = if next == compacted { &None } else { &expected.prev };
-                    (found.kind, &found.kv, &found.prev) == (expected.kind, &expected.kv, prev)
+                    (&found.kv, &found.prev) == (&expected.kv, prev)
                 })
         };
         if commit.revision != next || !same_events() {

@@ -96,7 +96,7 @@ impl Watches {
                 let keys = found.keys.clone();
                 for commit in view.commits(*from).map_err(|refusal| named(refusal.to_string()))? {
                     if commit.events.iter().any(|event| keys.contains(&event.kv.key)) {
-                        found.take(commit, view.compacted_revision(), model).map_err(named)?;
+                        found.take(&commit, view.compacted_revision(), model).map_err(named)?;
                     }
                 }
                 found.nothing_before(view.revision() + 1, model).map_err(named)
@@ -141,9 +141,9 @@ impl Watch {
         self.nothing_before(revision, model)?;
         let Some(expected) = model.commit(revision) else { return Err(format!("revision {revision} never was")) };
         let same = commit.events.len() == expected.events.len()
-            && commit.events.iter().zip(&expected.events).all(|(found, expected)| {
+            && commit.events.iter().zip(expected.events.iter()).all(|(found, expected)| {
                 let prev = found.prev == expected.prev || (revision <= compacted && found.prev.is_none());
-                prev && (found.kind, &found.kv) == (expected.kind, &expected.kv)
+                prev && found.kv == expected.kv
             });
         if !same {
             return Err(format!("saw {commit:?}, not {expected:?}"));

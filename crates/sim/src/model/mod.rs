@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use tenure_machine::{Commit, Event, EventKind, KeyValue, Keys, LeaseId, LockEnd, Mode, Refusal, Reply, Revision};
+use tenure_machine::{Commit, Event, KeyValue, Keys, LeaseId, LockEnd, Mode, Refusal, Reply, Revision};
 
 #[derive(Default)]
 pub struct Model {
@@ -161,7 +161,7 @@ impl Model {
         let revision = self.revision + 1;
         let kv = Arc::new(KeyValue {
             key: Arc::from(key),
-            value: Arc::from(value),
+            value: value.into(),
             create_revision: before.as_ref().map_or(revision, |before| before.create_revision),
             mod_revision: revision,
             version: before.as_ref().map_or(1, |before| before.version + 1),
@@ -170,7 +170,7 @@ impl Model {
         self.versions.entry(key.to_vec()).or_default().push(kv.clone());
         // A key that this command creates had nothing before it, even if it deleted one first.
         let prev = if kv.version == 1 { None } else { before };
-        self.event(Event { kind: EventKind::Put, kv, prev });
+        self.event(Event { kv, prev });
     }
 
     /// The version that was deleted.
@@ -179,14 +179,14 @@ impl Model {
         let revision = self.revision + 1;
         let kv = Arc::new(KeyValue {
             key: Arc::from(key),
-            value: Arc::default(),
+            value: Box::default(),
             create_revision: 0,
             mod_revision: revision,
             version: 0,
             lease: 0,
         });
         self.versions.entry(key.to_vec()).or_default().push(kv.clone());
-        self.event(Event { kind: EventKind::Delete, kv, prev: Some(before.clone()) });
+        self.event(Event { kv, prev: Some(before.clone()) });
         self.leave_queue(key, before.create_revision, cause);
         Some(before)
     }
@@ -196,12 +196,14 @@ impl Model {
         let revision = self.revision + 1;
         // Watchers see what was there before the command, not what it made on its way.
         if event.prev.as_ref().is_some_and(|prev| prev.mod_revision == revision) {
-            let mut earlier = self.commits.last().into_iter().flat_map(|commit| &commit.events);
+            let mut earlier = self.commits.last().into_iter().flat_map(|commit| commit.events.iter());
             event.prev = earlier.find(|earlier| earlier.kv.key == event.kv.key).and_then(|first| first.prev.clone());
         }
         match self.commits.last_mut() {
-            Some(commit) if commit.revision == revision => commit.events.push(event),
-            _ => self.commits.push(Commit { revision, events: vec![event] }),
+            Some(commit) if commit.revision == revision => {
+                commit.events = commit.events.iter().cloned().chain([event]).collect();
+            }
+            _ => self.commits.push(Commit { revision, events: [event].into() }),
         }
     }
 

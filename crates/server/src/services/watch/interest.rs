@@ -4,8 +4,8 @@
 //! watch. Responses hold whole revisions: a client that has seen a part of one could not say where to
 //! go on.
 
+use std::borrow::Borrow;
 use std::iter::Peekable;
-use std::sync::Arc;
 
 use tenure_api::etcdserverpb::WatchCreateRequest;
 use tenure_api::etcdserverpb::watch_create_request::FilterType;
@@ -45,7 +45,7 @@ impl Interest {
     }
 
     fn concerns(&self, event: &Event) -> bool {
-        let wanted = match event.kind {
+        let wanted = match event.kind() {
             EventKind::Put => self.puts,
             EventKind::Delete => self.deletes,
         };
@@ -65,10 +65,11 @@ impl Interest {
     }
 
     /// The next response's worth of events; None = nothing more concerns this watch.
-    pub fn next_batch<'a>(&self, commits: &mut Peekable<impl Iterator<Item = &'a Arc<Commit>>>) -> Option<Batch> {
+    pub fn next_batch<C: Borrow<Commit>>(&self, commits: &mut Peekable<impl Iterator<Item = C>>) -> Option<Batch> {
         let mut batch = Batch { events: Vec::new(), revision: 0 };
         let mut bytes = 0;
         while let Some(commit) = commits.peek() {
+            let commit: &Commit = commit.borrow();
             let concerned = || commit.events.iter().filter(|event| self.concerns(event));
             let (count, size) = concerned().fold((0, 0), |(count, size), event| (count + 1, size + self.bytes(event)));
             let full = batch.events.len() + count > BATCH_EVENTS || bytes + size > BATCH_BYTES;
@@ -118,6 +119,8 @@ impl History {
 
 #[cfg(test)]
 pub mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use tenure_machine::KeyValue;
 
@@ -133,7 +136,7 @@ pub mod tests {
     }
 
     fn put(key: &str, revision: Revision) -> Event {
-        Event { kind: EventKind::Put, kv: kv(key, revision, b"new"), prev: Some(kv(key, revision - 1, b"old")) }
+        Event { kv: kv(key, revision, b"new"), prev: Some(kv(key, revision - 1, b"old")) }
     }
 
     fn delete(key: &str, revision: Revision) -> Event {
@@ -145,25 +148,25 @@ pub mod tests {
             version: 0,
             lease: 0,
         });
-        Event { kind: EventKind::Delete, kv, prev: Some(self::kv(key, revision - 1, b"old")) }
+        Event { kv, prev: Some(self::kv(key, revision - 1, b"old")) }
     }
 
-    fn commit(revision: Revision, events: Vec<Event>) -> Arc<Commit> {
-        Arc::new(Commit { revision, events })
+    fn commit(revision: Revision, events: Vec<Event>) -> Commit {
+        Commit { revision, events: events.into() }
     }
 
     fn span(from: &'static str, to: Option<&'static str>) -> Keys {
         Keys::Span { from: from.into(), to: to.map(Into::into) }
     }
 
-    fn batches(interest: &Interest, commits: &[Arc<Commit>]) -> Vec<(Revision, usize)> {
+    fn batches(interest: &Interest, commits: &[Commit]) -> Vec<(Revision, usize)> {
         let mut commits = commits.iter().peekable();
         std::iter::from_fn(|| interest.next_batch(&mut commits))
             .map(|batch| (batch.revision, batch.events.len()))
             .collect()
     }
 
-    fn seen(interest: &Interest, commits: &[Arc<Commit>]) -> Vec<String> {
+    fn seen(interest: &Interest, commits: &[Commit]) -> Vec<String> {
         let batch = interest.next_batch(&mut commits.iter().peekable());
         let describe = |event: mvccpb::Event| {
             let kv = event.kv.expect("every event has a key");
@@ -227,7 +230,7 @@ pub mod tests {
     fn batches_are_bounded_in_bytes_too() {
         let value = vec![0; BATCH_BYTES / 3];
         let of = |revision| {
-            let event = Event { kind: EventKind::Put, kv: kv("a", revision, &value), prev: None };
+            let event = Event { kv: kv("a", revision, &value), prev: None };
             commit(revision, vec![event])
         };
         let all = Interest::everything(span("\0", None));

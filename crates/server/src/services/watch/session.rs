@@ -303,7 +303,7 @@ impl Session {
     }
 
     /// The watch keeps up, and these commits concern it.
-    async fn changed(&mut self, watch: WatchId, commits: Vec<Arc<Commit>>, term: u64) -> Result<(), Status> {
+    async fn changed(&mut self, watch: WatchId, commits: Vec<Commit>, term: u64) -> Result<(), Status> {
         let Some(found) = self.watches.get(&watch) else { return Ok(()) };
         let interest = found.interest.clone();
         let events: usize = commits.iter().map(|commit| commit.events.len()).sum();
@@ -453,7 +453,7 @@ impl Session {
     }
 }
 
-fn batches(interest: &Interest, commits: &[Arc<Commit>]) -> impl Iterator<Item = Batch> {
+fn batches(interest: &Interest, commits: &[Commit]) -> impl Iterator<Item = Batch> {
     let mut commits = commits.iter().peekable();
     std::iter::from_fn(move || interest.next_batch(&mut commits))
 }
