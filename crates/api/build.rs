@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use prost::Message;
 
-const FILES: &[&str] = &["etcd/rpc.proto", "etcd/lock.proto", "etcd/election.proto"];
+const FILES: &[&str] = &["etcd/rpc.proto", "etcd/lock.proto", "etcd/election.proto", "tenure/lock.proto"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let root = PathBuf::from(std::env::var("CARGO_MANIFEST_DIR")?).join("../../proto");

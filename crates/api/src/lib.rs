@@ -17,3 +17,10 @@ macro_rules! packages {
 }
 
 packages!(authpb, etcdserverpb, mvccpb, v3electionpb, v3lockpb);
+
+pub mod tenure {
+    #[allow(clippy::all)]
+    pub mod v1 {
+        include!(concat!(env!("OUT_DIR"), "/tenure.v1.rs"));
+    }
+}
