@@ -137,6 +137,7 @@ fn lock(name: &str, lease: i64) -> Command {
         owner: Bytes::new(),
         holder: Bytes::new(),
         metadata: Bytes::new(),
+        ..Default::default()
     })
 }
 

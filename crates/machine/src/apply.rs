@@ -7,11 +7,9 @@
 use std::sync::Arc;
 
 use crate::change::Change;
-use crate::lock::entry_key;
-use crate::mvcc::shared;
 use crate::{
-    Alarm, AlarmChange, AlarmKind, Applied, Command, Delete, Envelope, KeyValue, Keys, LeaseChange, LeaseId, Leave,
-    Lock, LockEnd, LockReply, Refusal, Reply, View, limits,
+    Alarm, AlarmChange, AlarmKind, Applied, Command, Delete, Envelope, KeyValue, Keys, LeaseChange, LeaseId, LockEnd,
+    Refusal, Reply, View, limits,
 };
 
 pub struct Machine {
@@ -126,13 +124,17 @@ impl View {
                 self.check_sound()?;
                 Ok(Reply::LeasesExpired { expired: self.end_leases(change, leases, LockEnd::LeaseExpired) })
             }
-            Command::Lock(lock) => self.lock(change, lock).map(Reply::Lock),
+            Command::Lock(lock) => self.lock(change, lock),
             Command::Leave(leave) => self.leave(change, leave),
             Command::Alarm(alarm) => Ok(Reply::Alarms(self.change_alarm(*alarm))),
             Command::Publish(member) => {
                 self.members.insert(member.id, Arc::new(member.clone()));
                 Ok(Reply::Published)
             }
+            Command::Unlock(unlock) => self.unlock(change, unlock),
+            Command::ForceRelease { name, token } => self.force_release(change, name, *token),
+            Command::ForgetLock { name } => self.forget_lock(name),
+            Command::ResumeSession { lease } => self.resume_session(*lease),
         }
     }
 
@@ -185,60 +187,6 @@ impl View {
             self.delete(change, key, cause);
         }
         ended
-    }
-
-    fn lock(&mut self, change: &mut Change, lock: &Lock) -> Result<LockReply, Refusal> {
-        self.check_sound()?;
-        if lock.name.len() > limits::LOCK_NAME_BYTES {
-            return Err(Refusal::NameTooLong);
-        }
-        if lock.lease <= 0 || !self.leases.contains(lock.lease) {
-            return Err(Refusal::LeaseNotFound);
-        }
-        let key = entry_key(&lock.name, lock.lease);
-        if let Some(kv) = self.store.live(&key).cloned() {
-            return self.rejoin(change, lock, &kv);
-        }
-        self.check_growth()?;
-        self.locks.check_room(&lock.name)?;
-        change.events.reserve_exact(1);
-        self.write(change, &key, Some(lock), |_| (lock.value[..].into(), lock.lease));
-        // Token, grant and place are filled in when the queue is settled.
-        let key = change.events.last().map_or_else(|| shared(&key), |event| event.kv.key.clone());
-        Ok(LockReply { key, token: change.revision, granted: false, renewed: false, ahead: 0 })
-    }
-
-    /// The same lease asks again: same key, same place, same token.
-    fn rejoin(&mut self, change: &mut Change, lock: &Lock, kv: &KeyValue) -> Result<LockReply, Refusal> {
-        let (_, _, entry) = self.locks.entry(&kv.key, kv.create_revision).ok_or(Refusal::NotAnEntry)?;
-        let token = entry.token;
-        if entry.last_joiner != Some(lock.call) {
-            self.locks.rejoin(&lock.name, token, lock.call);
-        }
-        let replaces_value = lock.overwrite && kv.value[..] != lock.value[..];
-        // Somebody's put may have taken the lease from the key: without it the entry would outlive its owner.
-        if replaces_value || kv.lease != lock.lease {
-            let value = if replaces_value { Box::from(&lock.value[..]) } else { kv.value.clone() };
-            self.write(change, &kv.key, None, |_| (value, lock.lease));
-        }
-        Ok(LockReply { key: kv.key.clone(), token, granted: false, renewed: true, ahead: 0 })
-    }
-
-    fn fill_lock_reply(&self, reply: &mut LockReply) {
-        if let Some((_, queue, entry)) = self.locks.entry(&reply.key, reply.token) {
-            reply.granted = entry.granted_wall_ms.is_some();
-            reply.ahead = queue.ahead(entry.token);
-        }
-    }
-
-    fn leave(&mut self, change: &mut Change, leave: &Leave) -> Result<Reply, Refusal> {
-        self.check_sound()?;
-        let is_last_joiner = self.store.live(&leave.key).is_some_and(|kv| {
-            let entry = self.locks.entry(&kv.key, kv.create_revision);
-            entry.is_some_and(|(_, _, entry)| entry.last_joiner == Some(leave.call))
-        });
-        let left = is_last_joiner && self.delete(change, &leave.key, LockEnd::Left).is_some();
-        Ok(Reply::Left { left })
     }
 
     /// Gives the alarms that the change was about: the raised one, or those that were cleared.

@@ -127,8 +127,10 @@ impl View {
             owner: lock.map_or_else(SharedBytes::default, |lock| shared(&lock.owner)),
             holder: lock.map_or_else(SharedBytes::default, |lock| shared(&lock.holder)),
             metadata: lock.map_or_else(SharedBytes::default, |lock| shared(&lock.metadata)),
+            together: lock.map_or_else(Arc::default, |lock| lock::together(lock, name)),
             joined_wall_ms: change.wall_ms,
             granted_wall_ms: None,
+            slot: 0,
         };
         if let Some(name) = self.locks.join(name, entry) {
             change.joined.push(name.clone());

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use crate::encoding::{ReadResult, Reader, put_bytes, put_signed, put_varint};
 use crate::{
     Alarm, AlarmChange, AlarmKind, Command, Compare, CompareResult, CompareTarget, Delete, Envelope, Keys, LeaseGrant,
-    Leave, Lock, Member, Mode, Op, Origin, Put, RangeQuery, SortOrder, SortTarget, Txn, limits,
+    Leave, Lock, Member, Mode, Op, Origin, Put, RangeQuery, SortOrder, SortTarget, Txn, Unlock, limits,
 };
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -97,6 +97,32 @@ fn encode_command(command: &Command, into: &mut Vec<u8>) {
             into.push(11);
             encode_member(member, into);
         }
+        Command::Unlock(unlock) => {
+            into.push(12);
+            encode_names(&unlock.names, into);
+            put_signed(into, unlock.token);
+            put_varint(into, unlock.epoch);
+        }
+        Command::ForceRelease { name, token } => {
+            into.push(13);
+            put_bytes(into, name);
+            put_signed(into, *token);
+        }
+        Command::ForgetLock { name } => {
+            into.push(14);
+            put_bytes(into, name);
+        }
+        Command::ResumeSession { lease } => {
+            into.push(15);
+            put_signed(into, *lease);
+        }
+    }
+}
+
+fn encode_names(names: &[Bytes], into: &mut Vec<u8>) {
+    put_varint(into, names.len() as u64);
+    for name in names {
+        put_bytes(into, name);
     }
 }
 
@@ -215,7 +241,7 @@ fn encode_op(op: &Op, into: &mut Vec<u8>) {
 }
 
 fn encode_lock(lock: &Lock, into: &mut Vec<u8>) {
-    into.push(flags([lock.overwrite]));
+    into.push(flags([lock.overwrite, lock.try_once]));
     put_bytes(into, &lock.name);
     put_signed(into, lock.lease);
     into.extend_from_slice(&lock.call.to_le_bytes());
@@ -223,6 +249,8 @@ fn encode_lock(lock: &Lock, into: &mut Vec<u8>) {
     for bytes in [&lock.value, &lock.owner, &lock.holder, &lock.metadata] {
         put_bytes(into, bytes);
     }
+    encode_names(&lock.more_names, into);
+    put_varint(into, lock.epoch);
 }
 
 pub(crate) fn encode_mode(mode: Mode, into: &mut Vec<u8>) {
@@ -350,6 +378,14 @@ impl Decoder<'_> {
                 Command::Alarm(if raised { AlarmChange::Raise(alarm) } else { AlarmChange::Clear(alarm) })
             }
             11 => Command::Publish(decode_member(&mut self.reader)?),
+            12 => Command::Unlock(Unlock {
+                names: self.names()?,
+                token: self.reader.signed()?,
+                epoch: self.reader.varint()?,
+            }),
+            13 => Command::ForceRelease { name: self.bytes()?, token: self.reader.signed()? },
+            14 => Command::ForgetLock { name: self.bytes()? },
+            15 => Command::ResumeSession { lease: self.reader.signed()? },
             _ => return Err("unknown command"),
         })
     }
@@ -468,7 +504,7 @@ impl Decoder<'_> {
     }
 
     fn lock(&mut self) -> ReadResult<Lock> {
-        let [overwrite] = self.flags()?;
+        let [overwrite, try_once] = self.flags()?;
         Ok(Lock {
             name: self.bytes()?,
             lease: self.reader.signed()?,
@@ -479,6 +515,13 @@ impl Decoder<'_> {
             owner: self.bytes()?,
             holder: self.bytes()?,
             metadata: self.bytes()?,
+            more_names: self.names()?,
+            try_once,
+            epoch: self.reader.varint()?,
         })
+    }
+
+    fn names(&mut self) -> ReadResult<Vec<Bytes>> {
+        (0..self.reader.count()?).map(|_| self.bytes()).collect()
     }
 }

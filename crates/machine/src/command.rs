@@ -46,11 +46,26 @@ pub enum Command {
     },
     /// Take a place in the queue of a lock (or an election).
     Lock(Lock),
-    /// Give up a place taken by a Lock call that ended before it was answered.
+    /// Give up the places taken by a Lock call that ended before it was answered.
     Leave(Leave),
     Alarm(AlarmChange),
     /// A member's name and addresses, as it publishes them when it starts.
     Publish(Member),
+    /// Give back what was granted with a token.
+    Unlock(Unlock),
+    /// End the tenure of the holder with this token, whoever it is.
+    ForceRelease {
+        name: Bytes,
+        token: Revision,
+    },
+    /// Forget the recent holders of a lock that nobody holds.
+    ForgetLock {
+        name: Bytes,
+    },
+    /// Another stream goes on with the session of this lease.
+    ResumeSession {
+        lease: LeaseId,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -224,7 +239,7 @@ pub enum Mode {
 }
 
 /// Takes a place in the queue `name`: creates the entry key `<name>/<lease in hex>` unless it is there.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Lock {
     pub name: Bytes,
     pub lease: LeaseId,
@@ -240,9 +255,26 @@ pub struct Lock {
     /// Shown to people; may be empty.
     pub holder: Bytes,
     pub metadata: Bytes,
+    /// Queues to take a place in at the same time: granted when all of them are.
+    pub more_names: Vec<Bytes>,
+    /// Take no place unless it is granted at once.
+    pub try_once: bool,
+    /// Of the session's stream that asks; 0 = none.
+    pub epoch: u64,
 }
 
-/// Ends the entry `key` if `call` is still its last joiner: a late clean-up must not free what a retry holds.
+/// Ends what was granted with `token` in these queues. A queue in which nobody is, is passed over; one
+/// with another holder refuses it all.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unlock {
+    pub names: Vec<Bytes>,
+    pub token: Revision,
+    /// As of a [`Lock`].
+    pub epoch: u64,
+}
+
+/// Ends the entry `key`, and those taken together with it, if `call` is still the last joiner: a late
+/// clean-up must not free what a retry holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Leave {
     pub key: Bytes,

@@ -19,6 +19,8 @@ pub(crate) struct Lease {
     pub ttl_ms: u64,
     pub granted_wall_ms: u64,
     pub client: SharedBytes,
+    /// How often a stream has taken up the session that lives by this lease.
+    pub epoch: u64,
     keys: AttachedKeys,
 }
 
@@ -45,12 +47,23 @@ impl Leases {
         if self.contains(grant.lease) {
             return Err(Refusal::LeaseExists);
         }
-        self.restore(grant.lease, grant.ttl_ms, wall_ms, shared(&grant.client));
+        self.restore(grant.lease, grant.ttl_ms, wall_ms, shared(&grant.client), 0);
         Ok(())
     }
 
-    pub fn restore(&mut self, lease: LeaseId, ttl_ms: u64, granted_wall_ms: u64, client: SharedBytes) {
-        self.leases.insert(lease, Lease { ttl_ms, granted_wall_ms, client, keys: AttachedKeys::None });
+    pub fn restore(&mut self, lease: LeaseId, ttl_ms: u64, granted_wall_ms: u64, client: SharedBytes, epoch: u64) {
+        self.leases.insert(lease, Lease { ttl_ms, granted_wall_ms, client, epoch, keys: AttachedKeys::None });
+    }
+
+    pub fn epoch(&self, lease: LeaseId) -> Option<u64> {
+        self.leases.get(&lease).map(|lease| lease.epoch)
+    }
+
+    /// The new epoch of a session, and its TTL.
+    pub fn resume(&mut self, lease: LeaseId) -> Option<(u64, u64)> {
+        let lease = self.leases.get_mut(&lease)?;
+        lease.epoch += 1;
+        Some((lease.epoch, lease.ttl_ms))
     }
 
     /// Ends a lease and gives the keys that hung on it, in order.
@@ -117,7 +130,7 @@ mod tests {
     #[test]
     fn keys_come_and_go_in_order() {
         let mut leases = Leases::default();
-        leases.restore(7, 1000, 0, SharedBytes::default());
+        leases.restore(7, 1000, 0, SharedBytes::default(), 0);
         let (a, b, c) = (shared(b"a"), shared(b"b"), shared(b"c"));
         for key in [&c, &a, &b] {
             assert!(leases.attach(7, key));

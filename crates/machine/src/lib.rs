@@ -33,11 +33,11 @@ pub use view::{LeaseView, View};
 
 pub use command::{
     Alarm, AlarmChange, AlarmKind, Command, Compare, CompareResult, CompareTarget, Delete, Envelope, Keys, LeaseGrant,
-    Leave, Lock, Member, Mode, Op, Origin, Put, RangeQuery, SortOrder, SortTarget, Txn,
+    Leave, Lock, Member, Mode, Op, Origin, Put, RangeQuery, SortOrder, SortTarget, Txn, Unlock,
 };
 pub use reply::{
-    Applied, Commit, Event, EventKind, KeyValue, LeaseChange, LockChange, LockEnd, LockReply, OpReply, RangeReply,
-    Refusal, Reply, TxnReply,
+    Applied, BusyReply, Commit, Event, EventKind, KeyValue, LeaseChange, LockChange, LockEnd, LockReply, OpReply,
+    RangeReply, Refusal, Reply, TxnReply,
 };
 
 /// A key or a value as it is kept: shared between the current state, history and replies.

@@ -11,6 +11,10 @@ pub const TXN_NESTING: usize = 8;
 /// Entries that one lock's queue may hold.
 pub const LOCK_ENTRIES: usize = 100_000;
 pub const LOCK_NAME_BYTES: usize = 1024;
+/// Names in one request.
+pub const LOCK_NAMES: usize = 64;
+/// Entries looked at to find out whether a request would wait in a circle.
+pub const DEADLOCK_STEPS: usize = 10_000;
 /// What a caller may say about itself on an entry. Checked by services, before a command is proposed.
 pub const LOCK_METADATA_BYTES: usize = 4096;
 /// How many ended holders are remembered, over all locks.

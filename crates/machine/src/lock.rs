@@ -22,11 +22,16 @@
 //! one), an entry beyond [`limits::LOCK_ENTRIES`] is refused. Two entries of one queue never share
 //! a revision: the second of a transaction is an ordinary key.
 
+mod commands;
+mod deadlock;
+
 use std::ops::Bound;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use imbl::{OrdMap, Vector};
+use imbl::{OrdMap, OrdSet, Vector};
+
+pub(crate) use commands::together;
 
 use crate::{LeaseId, LockChange, LockEnd, Mode, Refusal, Revision, SharedBytes, limits};
 
@@ -44,9 +49,13 @@ pub struct LockEntry {
     pub owner: SharedBytes,
     pub holder: SharedBytes,
     pub metadata: SharedBytes,
+    /// Other names that were asked for in the same request.
+    pub together: Arc<[Bytes]>,
     pub joined_wall_ms: u64,
     /// Set when it was granted.
     pub granted_wall_ms: Option<u64>,
+    /// Of a semaphore: which of its slots, once granted. What it guards is fenced by name and slot.
+    pub slot: u32,
 }
 
 /// Somebody who held a lock and does no more.
@@ -71,6 +80,8 @@ pub(crate) struct Locks {
     pub(crate) queues: OrdMap<Bytes, Queue>,
     /// Oldest first.
     pub(crate) recent: Vector<Arc<RecentHolder>>,
+    /// The places of each owner that has a name, by queue and token.
+    owners: OrdMap<SharedBytes, OrdSet<(Bytes, Revision)>>,
     entries: u64,
 }
 
@@ -123,14 +134,43 @@ impl Locks {
                 return None;
             }
             let name = name.clone();
-            queue.entries.insert(entry);
-            self.entries += 1;
+            queue.entries.insert(entry.clone());
+            self.count(&name, &entry);
             return Some(name);
         }
         let name = Bytes::copy_from_slice(name);
-        self.queues.insert(name.clone(), Queue { entries: Entries::One(entry), last_granted: 0, granted: 0 });
-        self.entries += 1;
+        self.queues.insert(name.clone(), Queue { entries: Entries::One(entry.clone()), last_granted: 0, granted: 0 });
+        self.count(&name, &entry);
         Some(name)
+    }
+
+    fn count(&mut self, name: &Bytes, entry: &LockEntry) {
+        self.entries += 1;
+        if !entry.owner.is_empty() {
+            self.owners.entry(entry.owner.clone()).or_default().insert((name.clone(), entry.token));
+        }
+    }
+
+    fn discount(&mut self, name: &Bytes, entry: &LockEntry) {
+        self.entries -= 1;
+        if let Some(places) = self.owners.get_mut(&entry.owner) {
+            places.remove(&(name.clone(), entry.token));
+            if places.is_empty() {
+                self.owners.remove(&entry.owner);
+            }
+        }
+    }
+
+    /// Where an owner holds or waits.
+    pub fn places_of_owner(&self, owner: &SharedBytes) -> impl Iterator<Item = &(Bytes, Revision)> + '_ {
+        self.owners.get(owner).into_iter().flatten()
+    }
+
+    /// Whether an entry of this mode would be granted as soon as it is made.
+    pub fn would_grant(&self, name: &[u8], mode: Mode) -> bool {
+        let Some(queue) = self.queue(name) else { return true };
+        let last = queue.entries.get(queue.last_granted);
+        queue.granted == queue.len() && last.is_none_or(|last| fits(last.mode, mode, queue.granted))
     }
 
     /// Removes the entry that lived in a deleted key, if it was one.
@@ -142,7 +182,7 @@ impl Locks {
         if is_empty {
             self.queues.remove(&name);
         }
-        self.entries -= 1;
+        self.discount(&name, &entry);
         if let Some(granted_wall_ms) = entry.granted_wall_ms {
             self.remember(RecentHolder {
                 name: name.clone(),
@@ -245,18 +285,28 @@ impl Queue {
     fn next_grant(&self) -> Option<&Arc<LockEntry>> {
         let next = self.entries.after(self.last_granted).next()?;
         let Some(last) = self.entries.get(self.last_granted) else { return Some(next) };
-        let fits = match (last.mode, next.mode) {
-            (Mode::Shared, Mode::Shared) => true,
-            (Mode::Slots(slots), Mode::Slots(wanted)) => slots == wanted && self.granted < slots as usize,
-            _ => false,
-        };
-        fits.then_some(next)
+        fits(last.mode, next.mode, self.granted).then_some(next)
+    }
+
+    /// The entry with this token, if it is granted.
+    pub fn holder(&self, token: Revision) -> Option<&Arc<LockEntry>> {
+        self.entries.get(token).filter(|entry| entry.granted_wall_ms.is_some())
+    }
+
+    /// The first slot that no holder has.
+    fn free_slot(&self) -> u32 {
+        let mut taken: Vec<u32> = self.iter().take(self.granted).map(|entry| entry.slot).collect();
+        taken.sort_unstable();
+        (0..).zip(&taken).take_while(|(slot, taken)| slot == *taken).count() as u32
     }
 
     fn grant_next(&mut self, wall_ms: u64) -> Option<Arc<LockEntry>> {
-        let token = self.next_grant()?.token;
+        let next = self.next_grant()?;
+        let token = next.token;
+        let slot = if matches!(next.mode, Mode::Slots(_)) { self.free_slot() } else { 0 };
         let entry = self.entries.get_mut(token)?;
-        Arc::make_mut(entry).granted_wall_ms = Some(wall_ms);
+        let granted = Arc::make_mut(entry);
+        (granted.granted_wall_ms, granted.slot) = (Some(wall_ms), slot);
         let entry = entry.clone();
         self.last_granted = token;
         self.granted += 1;
@@ -273,6 +323,15 @@ impl Queue {
             }
         }
         is_empty
+    }
+}
+
+/// Whether an entry goes with the last one that is granted, being one of so many.
+fn fits(last: Mode, next: Mode, granted: usize) -> bool {
+    match (last, next) {
+        (Mode::Shared, Mode::Shared) => true,
+        (Mode::Slots(slots), Mode::Slots(wanted)) => slots == wanted && granted < slots as usize,
+        _ => false,
     }
 }
 

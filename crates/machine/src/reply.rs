@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::lock::LockEntry;
 use crate::mvcc::keys::is_tombstone;
 use crate::{Alarm, LeaseId, Revision, SharedBytes};
 
@@ -44,6 +45,20 @@ pub enum Reply {
     },
     Alarms(Vec<Alarm>),
     Published,
+    /// Somebody is in the way of a Lock that would not wait.
+    Busy(BusyReply),
+    Unlocked {
+        /// False = it was free already.
+        released: bool,
+    },
+    ForceReleased(Arc<LockEntry>),
+    LockForgotten {
+        holders: usize,
+    },
+    SessionResumed {
+        epoch: u64,
+        ttl_ms: u64,
+    },
     /// A forwarded command that had been applied before.
     Duplicate,
 }
@@ -75,13 +90,26 @@ pub struct RangeReply {
 #[derive(Debug, Clone, PartialEq)]
 pub struct LockReply {
     pub key: SharedBytes,
-    /// The entry's create revision: the fencing token, to be disclosed only once granted.
+    /// Of the other names, in the order given.
+    pub more_keys: Vec<SharedBytes>,
+    /// The entries' create revision: the fencing token, to be disclosed only once granted.
     pub token: Revision,
+    /// All of them are.
     pub granted: bool,
+    /// Of a semaphore, once granted: which of its slots, from 0 on.
+    pub slot: u32,
     /// The entry was there before (the same lease asked again).
     pub renewed: bool,
     /// How many entries stand before this one.
     pub ahead: usize,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BusyReply {
+    pub name: Bytes,
+    /// The first one. None = free, but for those who wait for something else, too.
+    pub holder: Option<Arc<LockEntry>>,
+    pub waiting: usize,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -140,6 +168,8 @@ pub enum LockEnd {
     Left,
     LeaseExpired,
     LeaseRevoked,
+    /// By an operator.
+    Forced,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -186,4 +216,20 @@ pub enum Refusal {
     /// The entry's key exists but was not made as a place in this queue.
     #[error("key exists and is not a lock entry")]
     NotAnEntry,
+    #[error("too many names in one lock request")]
+    TooManyNames,
+    /// Asked for together with others, or twice in one request.
+    #[error("lock is held already by the same lease")]
+    HeldAlready,
+    #[error("not the holder")]
+    NotTheHolder,
+    #[error("not held")]
+    NotHeld,
+    #[error("lock is held or waited for")]
+    InUse,
+    #[error("deadlock: {cycle}")]
+    Deadlock { cycle: String },
+    /// Another stream goes on with the session.
+    #[error("session was resumed elsewhere")]
+    SessionResumed,
 }

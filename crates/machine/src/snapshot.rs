@@ -207,6 +207,7 @@ impl Writer {
             put_varint(&mut self.record, lease.ttl_ms);
             put_varint(&mut self.record, lease.granted_wall_ms);
             put_bytes(&mut self.record, &lease.client);
+            put_varint(&mut self.record, lease.epoch);
             chunk.add(&mut self.record, Some(&mut self.hasher));
             if chunk.is_full() {
                 return Place::Leases(Some(*id));
@@ -331,6 +332,11 @@ fn put_entry(into: &mut Vec<u8>, entry: &LockEntry) {
     put_varint(into, entry.joined_wall_ms);
     into.push(u8::from(entry.granted_wall_ms.is_some()));
     put_varint(into, entry.granted_wall_ms.unwrap_or(0));
+    put_varint(into, u64::from(entry.slot));
+    put_varint(into, entry.together.len() as u64);
+    for name in entry.together.iter() {
+        put_bytes(into, name);
+    }
 }
 
 fn put_recent(into: &mut Vec<u8>, holder: &RecentHolder) {
@@ -349,5 +355,6 @@ fn put_recent(into: &mut Vec<u8>, holder: &RecentHolder) {
         LockEnd::Left => 1,
         LockEnd::LeaseExpired => 2,
         LockEnd::LeaseRevoked => 3,
+        LockEnd::Forced => 4,
     });
 }

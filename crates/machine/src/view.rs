@@ -132,6 +132,11 @@ impl View {
         Some((name, entry))
     }
 
+    /// Of the stream that carries the session of this lease; 0 = none has yet.
+    pub fn session_epoch(&self, lease: LeaseId) -> Option<u64> {
+        self.leases.epoch(lease)
+    }
+
     /// The names of all locks that have entries, in order, from `from` on.
     pub fn lock_names<'a>(&'a self, from: &[u8]) -> impl Iterator<Item = &'a [u8]> + 'a {
         let bounds = (std::ops::Bound::Included(from), std::ops::Bound::Unbounded);

@@ -41,6 +41,7 @@ fn lock(name: impl Into<Bytes>, lease: LeaseId) -> Command {
         owner: Bytes::new(),
         holder: Bytes::new(),
         metadata: Bytes::new(),
+        ..Default::default()
     })
 }
 

@@ -24,7 +24,19 @@ macro_rules! scripts {
     };
 }
 
-scripts!(keys, ranges, transactions, leases, locks, lock_modes, lock_overwrites, compaction, alarms, origins);
+scripts!(
+    keys,
+    ranges,
+    transactions,
+    leases,
+    locks,
+    lock_modes,
+    lock_overwrites,
+    lock_service,
+    compaction,
+    alarms,
+    origins
+);
 
 #[derive(Default)]
 struct Runner {
@@ -178,6 +190,17 @@ fn parse_command(name: &str, args: &mut Args) -> Result<Command, Failure> {
             Command::LeaseExpire { term, leases }
         }
         "lock" => Command::Lock(lock(args)?),
+        "unlock" => {
+            let names = bytes_list(args.next_pos().ok_or("which lock?")?);
+            let epoch = args.take_key("epoch").unwrap_or("0").parse()?;
+            Command::Unlock(Unlock { names, token: number(args)?, epoch })
+        }
+        "force" => {
+            let name = bytes(args.next_pos().ok_or("which lock?")?);
+            Command::ForceRelease { name, token: number(args)? }
+        }
+        "forget" => Command::ForgetLock { name: bytes(args.next_pos().ok_or("which lock?")?) },
+        "resume" => Command::ResumeSession { lease: number(args)? },
         "leave" => {
             let key = bytes(args.next_pos().ok_or("which key?")?);
             let call = args.take_key("call").unwrap_or("1").parse()?;
@@ -276,23 +299,32 @@ fn range_query(args: &mut Args) -> Result<RangeQuery, Failure> {
     Ok(query)
 }
 
+fn bytes_list(text: &str) -> Vec<Bytes> {
+    text.split('@').map(bytes).collect()
+}
+
 fn lock(args: &mut Args) -> Result<Lock, Failure> {
-    let name = bytes(args.next_pos().ok_or("which lock?")?);
+    let mut names = bytes_list(args.next_pos().ok_or("which lock?")?);
+    let name = names.remove(0);
     let mode = match args.take_key("mode") {
         None => Mode::Exclusive,
         Some("shared") => Mode::Shared,
         Some(slots) => Mode::Slots(slots.parse()?),
     };
+    let word = args.next_pos();
     Ok(Lock {
         name,
         lease: args.take_key("lease").ok_or("which lease?")?.parse()?,
         call: args.take_key("call").unwrap_or("1").parse()?,
         mode,
         value: bytes(args.take_key("value").unwrap_or("")),
-        overwrite: args.next_pos() == Some("overwrite"),
-        owner: Bytes::new(),
+        owner: bytes(args.take_key("owner").unwrap_or("")),
         holder: bytes(args.take_key("holder").unwrap_or("")),
         metadata: Bytes::new(),
+        more_names: names,
+        epoch: args.take_key("epoch").unwrap_or("0").parse()?,
+        overwrite: word == Some("overwrite"),
+        try_once: word == Some("try"),
     })
 }
 
@@ -459,8 +491,15 @@ fn reply_text(reply: Reply) -> String {
         Reply::Lock(lock) => {
             let granted = if lock.granted { "granted" } else { "waits" };
             let renewed = if lock.renewed { ", renewed" } else { "" };
-            format!("{} token {}: {granted}, {} ahead{renewed}", show(&lock.key), lock.token, lock.ahead)
+            let slot = if lock.slot > 0 { format!(", slot {}", lock.slot) } else { String::new() };
+            let keys: Vec<_> = std::iter::once(&lock.key).chain(&lock.more_keys).map(|key| show(key)).collect();
+            format!("{} token {}: {granted}, {} ahead{slot}{renewed}", keys.join(" and "), lock.token, lock.ahead)
         }
+        Reply::Busy(busy) => {
+            let holder = busy.holder.map(|holder| format!(", held by {} {}", show(&holder.key), show(&holder.holder)));
+            format!("{} is busy{}, {} wait", show(&busy.name), holder.unwrap_or_default(), busy.waiting)
+        }
+        Reply::ForceReleased(entry) => format!("took it from {} token {}", show(&entry.key), entry.token),
         reply => format!("{reply:?}"),
     }
 }

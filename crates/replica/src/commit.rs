@@ -3,12 +3,12 @@
 use bytes::Bytes;
 use prost011::Message as _;
 use raft::eraftpb::{ConfChange, ConfChangeV2, Entry, EntryType};
-use tenure_machine::{Applied, Command, LeaseChange, LeaseId, LockChange, LockReply, Reply, codec};
+use tenure_machine::{Applied, Command, LeaseChange, LeaseId, LockChange, LockReply, Reply, SharedBytes, codec};
 
 use crate::log::entry_bytes;
-use crate::propose::{Proposal, QueuedCall, Waits};
+use crate::propose::{Proposal, QueuedCall, Waits, keys_of};
 use crate::read::Confirmed;
-use crate::{Answered, Failure, Output, Replica};
+use crate::{Answered, CallId, Failure, Output, Replica, SessionNotice};
 
 impl Replica {
     pub(crate) fn apply(&mut self, committed: Vec<Entry>) {
@@ -48,6 +48,11 @@ impl Replica {
             }
         };
         let applied = self.machine.apply(index, term, &envelope);
+        // Who gives something back by itself knows.
+        let is_given_back = matches!(envelope.command, Command::Unlock(_) | Command::Leave(_));
+        if !is_given_back {
+            self.tell_sessions_of_losses(&applied.lock_changes);
+        }
         match envelope.command {
             Command::LeaseGrant(grant) => drop(self.granting.remove(&grant.lease)),
             Command::Alarm(_) => self.alarm_asked = false,
@@ -134,10 +139,13 @@ impl Replica {
                 if reply.granted {
                     self.reads.gather(Confirmed::Grant { call, reply, joiner }, self.running_ms());
                 } else {
-                    self.queued.insert(QueuedCall { call, joiner, reply });
+                    self.queue(call, joiner, reply);
                 }
             }
-            (Waits::Lock { call: None, joiner, .. }, Ok(Reply::Lock(reply))) => self.leave(&reply.key, joiner),
+            (Waits::Lock { call: None, joiner, .. }, Ok(Reply::Lock(reply))) => self.leave(&reply, joiner),
+            (Waits::Lock { call: Some(call), .. }, Ok(Reply::Busy(busy))) => {
+                self.answer_at(call, revision, Ok(Answered::Reply(Reply::Busy(busy))))
+            }
             (Waits::Lock { call: Some(call), .. }, Err(refusal)) => {
                 self.answer_at(call, revision, Err(Failure::Refused(refusal)))
             }
@@ -145,6 +153,15 @@ impl Replica {
             (Waits::Expiry(leases), _) => self.keep_leases(&leases),
             (Waits::Nobody, _) => {}
         }
+    }
+
+    fn queue(&mut self, call: CallId, joiner: u128, reply: LockReply) {
+        let state = self.machine.state();
+        let is_granted =
+            |key: &SharedBytes| state.lock_entry(key).is_some_and(|(_, entry)| entry.granted_wall_ms.is_some());
+        let awaited = keys_of(&reply).filter(|key| !is_granted(key)).cloned().collect();
+        self.outputs.push(Output::Queued { call, ahead: reply.ahead });
+        self.queued.insert(QueuedCall { call, joiner, reply, awaited });
     }
 
     pub(crate) fn tell_lease(&mut self, change: LeaseChange) {
@@ -164,15 +181,28 @@ impl Replica {
     pub(crate) fn tell_lock(&mut self, change: LockChange) {
         match change {
             LockChange::Granted { key, .. } => {
-                for QueuedCall { call, reply, joiner } in self.queued.take_key(&key) {
-                    let reply = LockReply { granted: true, ahead: 0, ..reply };
+                for QueuedCall { call, reply, joiner, .. } in self.queued.take_granted(&key) {
+                    let slot = self.machine.state().lock_entry(&reply.key).map_or(0, |(_, entry)| entry.slot);
+                    let reply = LockReply { granted: true, slot, ahead: 0, ..reply };
                     self.reads.gather(Confirmed::Grant { call, reply, joiner }, self.running_ms());
                 }
             }
             LockChange::Ended { key, cause, .. } => {
-                for queued in self.queued.take_key(&key) {
+                for queued in self.queued.take_ended(&key) {
+                    self.leave(&queued.reply, queued.joiner);
                     self.fail(queued.call, Failure::EntryEnded(cause));
                 }
+            }
+        }
+    }
+
+    fn tell_sessions_of_losses(&mut self, changes: &[LockChange]) {
+        for change in changes {
+            if let LockChange::Ended { name, token, lease, held: true, cause, .. } = change
+                && let Some(stream) = self.sessions.get(lease)
+            {
+                let notice = SessionNotice::Lost { name: name.clone(), token: *token, cause: *cause };
+                self.outputs.push(Output::Session { stream: *stream, notice });
             }
         }
     }
@@ -182,7 +212,7 @@ impl Replica {
         let (now_ms, retry) = (self.running_ms(), self.running_ms() + self.config.election_max_ms);
         for lease in leases {
             for call in self.deadlines.keep(*lease, retry) {
-                self.reads.gather(Confirmed::KeepAlive { call, lease: *lease }, now_ms);
+                self.reads.gather(Confirmed::KeepAlive { call, lease: *lease, epoch: 0 }, now_ms);
             }
         }
     }

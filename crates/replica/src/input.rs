@@ -41,6 +41,8 @@ pub enum Input {
     KeepAlive {
         call: CallId,
         lease: LeaseId,
+        /// Of the session's stream that asks; 0 = none.
+        epoch: u64,
     },
     /// Nobody waits for this call's answer any more. A queued lock leaves its queue.
     Cancel {
@@ -54,6 +56,15 @@ pub enum Input {
     Watch {
         stream: StreamId,
         request: WatchRequest,
+    },
+    /// This stream carries the session of a lease from now on, and is told what becomes of it.
+    SessionOpened {
+        stream: StreamId,
+        lease: LeaseId,
+    },
+    SessionClosed {
+        stream: StreamId,
+        lease: LeaseId,
     },
     /// A raft message from a peer, as bytes.
     Message {
@@ -90,6 +101,8 @@ pub enum Read {
     View,
     /// What is left of a lease. Only the leader knows.
     LeaseTimeToLive(LeaseId),
+    /// The same of several.
+    LeaseTimes(Vec<LeaseId>),
 }
 
 #[derive(Debug)]

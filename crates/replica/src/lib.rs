@@ -19,6 +19,8 @@ mod watch;
 
 pub use config::{Boot, Config, FIRST_INDEX, FIRST_TERM, first_configuration};
 pub use input::{CallId, Consistency, Input, Now, Read, StreamId, WatchId, WatchRequest};
-pub use output::{Answer, Answered, Failure, HardState, LeaseStatus, LogEntry, Notice, Output, Persist, SaveSnapshot};
+pub use output::{
+    Answer, Answered, Failure, HardState, LeaseStatus, LogEntry, Notice, Output, Persist, SaveSnapshot, SessionNotice,
+};
 pub use replica::{BootError, Replica};
 pub use status::Status;

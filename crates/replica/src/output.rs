@@ -18,9 +18,18 @@ pub enum Output {
         call: CallId,
         answer: Answer,
     },
+    /// A Lock call has its place, and waits. Its answer comes later.
+    Queued {
+        call: CallId,
+        ahead: usize,
+    },
     Notice {
         stream: StreamId,
         notice: Notice,
+    },
+    Session {
+        stream: StreamId,
+        notice: SessionNotice,
     },
     /// Write this view as a snapshot in the background, then report [`crate::Input::SnapshotSaved`].
     SaveSnapshot(Box<SaveSnapshot>),
@@ -85,6 +94,7 @@ pub enum Answered {
         ttl_ms: Option<u64>,
     },
     LeaseTimeToLive(Option<LeaseStatus>),
+    LeaseTimes(Vec<Option<LeaseStatus>>),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,6 +126,21 @@ pub enum Failure {
     EntryEnded(LockEnd),
     #[error("the member is stopping")]
     Stopping,
+}
+
+/// What a session's stream is told without having asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SessionNotice {
+    /// Something that was granted to it is held no more.
+    Lost {
+        name: Bytes,
+        token: Revision,
+        cause: LockEnd,
+    },
+    LeaderChanged {
+        leader: MemberId,
+        term: u64,
+    },
 }
 
 /// What a stream of watches is told. In order; a stream's notices are never reordered.

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 use bytes::Bytes;
 use tenure_machine::lock::entry_key;
 use tenure_machine::{
-    Alarm, AlarmChange, AlarmKind, Command, Envelope, LeaseId, Leave, Lock, Op, Refusal, SharedBytes, Txn, codec,
+    Alarm, AlarmChange, AlarmKind, Command, Envelope, LeaseId, Leave, Lock, LockReply, Mode, Op, Refusal, SharedBytes,
+    Txn, codec,
 };
 
 use crate::read::Confirmed;
@@ -65,9 +66,11 @@ impl Replica {
     pub(crate) fn join(&mut self, call: CallId, lock: Lock) {
         let waits = Waits::for_lock(call, &lock);
         let state = self.machine.state();
-        let (entries, _) = state.lock_counts(&lock.name);
+        let (entries, granted) = state.lock_counts(&lock.name);
+        // Those who share would be granted at once beside holders; behind others, they wait like everybody.
+        let ahead = if lock.mode == Mode::Exclusive { entries } else { entries - granted };
         // Each command under way may end an entry, and so bring this one to its turn.
-        let can_wait = self.config.join_patience_ms > 0 && entries > self.proposals.len();
+        let can_wait = self.config.join_patience_ms > 0 && !lock.try_once && ahead > self.proposals.len();
         if can_wait && state.lock_entry(&entry_key(&lock.name, lock.lease)).is_none() {
             self.unsent.push(Unsent { since_ms: self.running_ms(), command: Command::Lock(lock), waits });
         } else {
@@ -112,7 +115,7 @@ impl Replica {
 
     pub(crate) fn cancel(&mut self, call: CallId, leave: Option<Leave>) {
         match self.queued.take_call(call) {
-            Some(queued) => self.leave(&queued.reply.key, queued.joiner),
+            Some(queued) => self.leave(&queued.reply, queued.joiner),
             None => self.cancelled.push((call, leave)),
         }
     }
@@ -152,12 +155,15 @@ impl Replica {
     /// Nobody will be told of this; a lock that was about to be told is left.
     pub(crate) fn give_up(&mut self, what: &Confirmed) {
         if let Confirmed::Grant { reply, joiner, .. } = what {
-            self.leave(&reply.key, *joiner);
+            self.leave(reply, *joiner);
         }
     }
 
     /// Rule 1: the leave names the call that it cleans up after, so that it cannot free what a retry holds.
-    pub(crate) fn leave(&mut self, key: &[u8], joiner: u128) {
+    pub(crate) fn leave(&mut self, reply: &LockReply, joiner: u128) {
+        // Any place that is left of those taken together stands for all of them.
+        let state = self.machine.state();
+        let Some(key) = keys_of(reply).find(|key| state.lock_entry(key).is_some()) else { return };
         let leave = Leave { key: Bytes::copy_from_slice(key), call: joiner };
         self.propose(Command::Leave(leave), Waits::Nobody);
     }
@@ -316,48 +322,71 @@ impl Proposals {
     }
 }
 
-/// Calls that stand in a queue and wait for their turn.
+/// Calls that stand in queues and wait for their turn.
 #[derive(Default)]
 pub(crate) struct Queued {
-    by_key: BTreeMap<SharedBytes, Vec<QueuedCall>>,
-    by_call: BTreeMap<CallId, SharedBytes>,
+    calls: BTreeMap<CallId, QueuedCall>,
+    /// The calls that wait for the grant of an entry: more than one if the same lease has asked again.
+    by_key: BTreeMap<SharedBytes, Vec<CallId>>,
 }
 
 #[derive(Clone)]
 pub(crate) struct QueuedCall {
     pub(crate) call: CallId,
     pub(crate) joiner: u128,
-    pub(crate) reply: tenure_machine::LockReply,
+    pub(crate) reply: LockReply,
+    /// The entries that are not granted yet.
+    pub(crate) awaited: Vec<SharedBytes>,
 }
 
 impl Queued {
     pub(crate) fn len(&self) -> usize {
-        self.by_call.len()
+        self.calls.len()
     }
 
     pub(crate) fn insert(&mut self, queued: QueuedCall) {
-        self.by_call.insert(queued.call, queued.reply.key.clone());
-        self.by_key.entry(queued.reply.key.clone()).or_default().push(queued);
+        for key in &queued.awaited {
+            self.by_key.entry(key.clone()).or_default().push(queued.call);
+        }
+        self.calls.insert(queued.call, queued);
     }
 
-    pub(crate) fn take_key(&mut self, key: &SharedBytes) -> Vec<QueuedCall> {
-        let calls = self.by_key.remove(key).unwrap_or_default();
-        for queued in &calls {
-            self.by_call.remove(&queued.call);
+    /// An entry is granted: the calls that wait for nothing else.
+    pub(crate) fn take_granted(&mut self, key: &SharedBytes) -> Vec<QueuedCall> {
+        let mut granted = Vec::new();
+        for call in self.by_key.remove(key).unwrap_or_default() {
+            let Some(queued) = self.calls.get_mut(&call) else { continue };
+            queued.awaited.retain(|awaited| awaited != key);
+            if queued.awaited.is_empty() {
+                granted.extend(self.calls.remove(&call));
+            }
         }
-        calls
+        granted
+    }
+
+    /// An entry is gone: the calls that waited for it.
+    pub(crate) fn take_ended(&mut self, key: &SharedBytes) -> Vec<QueuedCall> {
+        let calls = self.by_key.get(key).cloned().unwrap_or_default();
+        calls.into_iter().filter_map(|call| self.take_call(call)).collect()
     }
 
     pub(crate) fn take_call(&mut self, call: CallId) -> Option<QueuedCall> {
-        let key = self.by_call.remove(&call)?;
-        let calls = self.by_key.get_mut(&key)?;
-        let position = calls.iter().position(|queued| queued.call == call)?;
-        let queued = calls.swap_remove(position);
-        if calls.is_empty() {
-            self.by_key.remove(&key);
+        let queued = self.calls.remove(&call)?;
+        for key in &queued.awaited {
+            if let Some(calls) = self.by_key.get_mut(key) {
+                calls.retain(|other| *other != call);
+                if calls.is_empty() {
+                    self.by_key.remove(key);
+                }
+            }
         }
         Some(queued)
     }
+}
+
+/// The keys of all places that a Lock has taken.
+pub(crate) fn keys_of(reply: &LockReply) -> impl Iterator<Item = &SharedBytes> {
+    std::iter::once(&reply.key).chain(&reply.more_keys)
 }
 
 fn txn_grows(txn: &Txn) -> bool {

@@ -7,8 +7,9 @@
 use std::collections::VecDeque;
 
 use raft::StateRole;
-use tenure_machine::{LeaseId, LockEnd, LockReply};
+use tenure_machine::{LeaseId, LockEnd, LockReply, Refusal, SharedBytes};
 
+use crate::propose::keys_of;
 use crate::{Answered, CallId, Failure, LeaseStatus, Read, Replica};
 
 impl Replica {
@@ -37,14 +38,12 @@ impl Replica {
             for waiting in confirmed {
                 match waiting.what {
                     Confirmed::Read { call, read } => self.read(call, read),
-                    Confirmed::KeepAlive { call, lease } => self.keep_alive(call, lease),
+                    Confirmed::KeepAlive { call, lease, epoch } => self.keep_alive(call, lease, epoch),
                     Confirmed::Grant { call, reply, joiner } => match self.why_ended(&reply) {
                         None => self.answer(call, Ok(Answered::Lock(reply))),
                         Some(cause) => {
-                            // The place may be there still, under a key that somebody took the lease from.
-                            if self.machine.state().lock_entry(&reply.key).is_some() {
-                                self.leave(&reply.key, joiner);
-                            }
+                            // A place may be there still, under a key that somebody took the lease from.
+                            self.leave(&reply, joiner);
                             self.fail(call, Failure::EntryEnded(cause));
                         }
                     },
@@ -56,20 +55,25 @@ impl Replica {
     /// None while the grant that the caller would be told of still stands.
     fn why_ended(&self, reply: &LockReply) -> Option<LockEnd> {
         let state = self.machine.state();
-        let entry = state.lock_entry(&reply.key).map(|(_, entry)| entry);
-        if entry.is_some_and(|entry| {
-            let is_granted = entry.token == reply.token && entry.granted_wall_ms.is_some();
-            is_granted && state.lease_ttl_ms(entry.lease).is_some()
-        }) {
+        let stands = |key: &SharedBytes| {
+            state.lock_entry(key).is_some_and(|(_, entry)| {
+                let is_granted = entry.token == reply.token && entry.granted_wall_ms.is_some();
+                is_granted && state.lease_ttl_ms(entry.lease).is_some()
+            })
+        };
+        if keys_of(reply).all(stands) {
             return None;
         }
         let ended = state.recent_holders().rev().find(|holder| holder.token == reply.token);
         Some(ended.map_or(LockEnd::LeaseExpired, |holder| holder.cause))
     }
 
-    pub(crate) fn keep_alive(&mut self, call: CallId, lease: LeaseId) {
+    pub(crate) fn keep_alive(&mut self, call: CallId, lease: LeaseId, epoch: u64) {
         if !self.leading {
             return self.fail(call, Failure::LeaderChanged);
+        }
+        if epoch != 0 && self.machine.state().session_epoch(lease).is_some_and(|current| current != epoch) {
+            return self.fail(call, Failure::Refused(Refusal::SessionResumed));
         }
         if self.deadlines.wait_for_expiry(lease, call) {
             return;
@@ -89,7 +93,10 @@ impl Replica {
                 None => Ok(Answered::View(Box::new(self.machine.view()))),
             },
             Read::View => Ok(Answered::View(Box::new(self.machine.view()))),
-            Read::LeaseTimeToLive(_) if !self.leading => Err(Failure::LeaderChanged),
+            Read::LeaseTimeToLive(_) | Read::LeaseTimes(_) if !self.leading => Err(Failure::LeaderChanged),
+            Read::LeaseTimes(leases) => {
+                Ok(Answered::LeaseTimes(leases.into_iter().map(|lease| self.lease_status(lease)).collect()))
+            }
             Read::LeaseTimeToLive(lease) => Ok(Answered::LeaseTimeToLive(self.lease_status(lease))),
         };
         self.answer(call, result);
@@ -111,6 +118,7 @@ pub(crate) enum Confirmed {
     KeepAlive {
         call: CallId,
         lease: LeaseId,
+        epoch: u64,
     },
     /// Tell the caller that it holds the lock, if the grant still stands then.
     Grant {
@@ -202,7 +210,12 @@ impl Reads {
     /// What only the leader of its term may do, when it leads no more.
     pub(crate) fn take_leaders_own(&mut self) -> Vec<CallId> {
         self.take_where(|waiting| {
-            matches!(waiting.what, Confirmed::KeepAlive { .. } | Confirmed::Read { read: Read::LeaseTimeToLive(_), .. })
+            let is_of_lease = |read: &Read| matches!(read, Read::LeaseTimeToLive(_) | Read::LeaseTimes(_));
+            match &waiting.what {
+                Confirmed::KeepAlive { .. } => true,
+                Confirmed::Read { read, .. } => is_of_lease(read),
+                Confirmed::Grant { .. } => false,
+            }
         })
         .into_iter()
         .map(|waiting| waiting.what.call())

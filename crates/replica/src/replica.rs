@@ -4,7 +4,7 @@
 //! is to be persisted goes out, what is committed is applied and answered, what was confirmed is
 //! read. Everything a step does is in its outputs, in the order in which it must be done.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use prost011::Message as _;
 use raft::eraftpb::{ConfState, Entry, HardState as RaftHardState, Message, MessageType};
@@ -21,7 +21,7 @@ use crate::read::{Confirmed, Reads};
 use crate::watch::Hub;
 use crate::{
     Answer, Answered, CallId, Consistency, Failure, HardState, Input, LogEntry, Now, Output, Persist, SaveSnapshot,
-    Status,
+    SessionNotice, Status, StreamId,
 };
 
 /// History events freed in a tick after a compaction, beside those that each command frees.
@@ -58,6 +58,8 @@ pub struct Replica {
     pub(crate) queued: Queued,
     pub(crate) deadlines: Deadlines,
     pub(crate) hub: Hub,
+    /// The streams that carry a lease's session at this member.
+    pub(crate) sessions: BTreeMap<LeaseId, StreamId>,
     /// Number of the last Ready that was given to the log, and of the last one altogether.
     pub(crate) persist_asked: u64,
     pub(crate) persist_done: u64,
@@ -139,6 +141,7 @@ impl Replica {
             reads: Reads::default(),
             queued: Queued::default(),
             deadlines: Deadlines::default(),
+            sessions: BTreeMap::new(),
             persist_asked: 0,
             persist_done: 0,
             last_ready: 0,
@@ -318,14 +321,20 @@ impl Replica {
             Input::Read { call, read, consistency: Consistency::Linearizable } => {
                 self.reads.gather(Confirmed::Read { call, read }, self.running_ms())
             }
-            Input::KeepAlive { call, lease } => {
-                self.reads.gather(Confirmed::KeepAlive { call, lease }, self.running_ms())
+            Input::KeepAlive { call, lease, epoch } => {
+                self.reads.gather(Confirmed::KeepAlive { call, lease, epoch }, self.running_ms())
             }
             Input::Cancel { call } => self.cancel(call, None),
             Input::CancelLock { call, leave } => self.cancel(call, Some(leave)),
             Input::Watch { stream, request } => {
                 let term = self.node.raft.term;
                 self.hub.take(stream, request, &self.machine, term, &mut self.outputs)
+            }
+            Input::SessionOpened { stream, lease } => drop(self.sessions.insert(lease, stream)),
+            Input::SessionClosed { stream, lease } => {
+                if self.sessions.get(&lease) == Some(&stream) {
+                    self.sessions.remove(&lease);
+                }
             }
             Input::Message { from, message } => self.take_message(from, &message),
             Input::Persisted { number } => self.persisted(number),
@@ -381,6 +390,7 @@ impl Replica {
             return;
         }
         self.role = role;
+        self.tell_sessions_of_leader();
         let (low, high) = election_ticks(&self.config);
         let ticks = low + (self.random.next_u64() % (high - low) as u64) as usize;
         self.node.raft.set_randomized_election_timeout(ticks);
@@ -396,6 +406,13 @@ impl Replica {
             for call in calls {
                 self.fail(call, Failure::LeaderChanged);
             }
+        }
+    }
+
+    fn tell_sessions_of_leader(&mut self) {
+        let notice = SessionNotice::LeaderChanged { leader: self.node.raft.leader_id, term: self.node.raft.term };
+        for stream in self.sessions.values() {
+            self.outputs.push(Output::Session { stream: *stream, notice: notice.clone() });
         }
     }
 

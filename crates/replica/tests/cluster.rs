@@ -305,6 +305,7 @@ impl Cluster {
                 );
                 self.send(member, to, message);
             }
+            Output::Queued { .. } | Output::Session { .. } => {}
             Output::Answer { call, answer } => {
                 if self.host(member).calls.answered(call) {
                     let asked = self.asked.remove(&call).expect("every call was asked");
@@ -400,7 +401,7 @@ impl Cluster {
 
     fn keep_alive(&mut self, member: MemberId, lease: LeaseId) -> CallId {
         let sent_ms = self.now_ms;
-        self.ask(member, Asked::KeepAlive { lease, sent_ms }, |call| Input::KeepAlive { call, lease })
+        self.ask(member, Asked::KeepAlive { lease, sent_ms }, |call| Input::KeepAlive { call, lease, epoch: 0 })
     }
 
     fn lock(&mut self, member: MemberId, lease: LeaseId) -> CallId {
@@ -414,6 +415,7 @@ impl Cluster {
             owner: Bytes::new(),
             holder: Bytes::new(),
             metadata: Bytes::new(),
+            ..Default::default()
         };
         self.ask(member, Asked::Lock, |call| Input::Lock { call, lock })
     }

@@ -42,6 +42,8 @@ scripts!(
     pauses,
     locks,
     patience,
+    lock_service,
+    sessions,
     cancel,
     watches,
     watch_history,
@@ -207,6 +209,8 @@ impl Runner {
                 }
                 format!("answer {call}: {}", answer_text(answer))
             }
+            Output::Queued { call, ahead } => format!("queued {call}, {ahead} ahead"),
+            Output::Session { stream, notice } => format!("session {stream}: {notice:?}"),
             Output::Notice { stream, notice } => format!("stream {stream}: {}", notice_text(notice)),
             Output::SaveSnapshot(save) => {
                 let voters =
@@ -269,6 +273,8 @@ impl Runner {
                 let key = lock::entry_key(name.as_bytes(), lease).into();
                 Input::CancelLock { call, leave: Leave { key, call: u128::from(call) } }
             }
+            "session_opened" => Input::SessionOpened { stream: args.number()?, lease: args.number()? },
+            "session_closed" => Input::SessionClosed { stream: args.number()?, lease: args.number()? },
             "saved" => Input::SnapshotSaved { index: args.number()?, bytes: args.number()? },
             "save_failed" => Input::SnapshotFailed { index: args.number()? },
             "watch" | "unwatch" | "resume" | "drained" | "progress" | "close" => {
@@ -300,21 +306,35 @@ fn call_input(name: &str, call: CallId, args: &mut Args) -> Result<Input, Failur
         "clear_corrupt" => propose(Command::Alarm(AlarmChange::Clear(alarm(AlarmKind::Corrupt)))),
         "clear_no_space" => propose(Command::Alarm(AlarmChange::Clear(alarm(AlarmKind::NoSpace)))),
         "lock" => {
-            let (name, lease) = (args.text()?, args.number()?);
+            let (names, lease) = (args.text()?, args.number()?);
+            let mut names = names.split('@').map(|name| Bytes::copy_from_slice(name.as_bytes()));
             let lock = Lock {
-                name: name.into(),
+                name: names.next().unwrap_or_default(),
+                more_names: names.collect(),
                 lease,
                 call: u128::from(call),
-                mode: Mode::Exclusive,
-                value: Bytes::new(),
-                overwrite: false,
-                owner: Bytes::new(),
-                holder: Bytes::new(),
-                metadata: Bytes::new(),
+                try_once: args.next_pos() == Some("try"),
+                ..Default::default()
             };
             Input::Lock { call, lock }
         }
-        "keep_alive" => Input::KeepAlive { call, lease: args.number()? },
+        "unlock" => {
+            let names = args.text()?.split('@').map(|name| Bytes::copy_from_slice(name.as_bytes())).collect();
+            propose(Command::Unlock(Unlock { names, token: args.number()?, epoch: 0 }))
+        }
+        "force" => {
+            let name = args.text()?.into();
+            propose(Command::ForceRelease { name, token: args.number()? })
+        }
+        "resume_session" => propose(Command::ResumeSession { lease: args.number()? }),
+        "keep_alive" => Input::KeepAlive { call, lease: args.number()?, epoch: args.key_or("epoch", 0)? },
+        "times" => {
+            let mut leases = Vec::new();
+            while let Some(lease) = args.next_pos() {
+                leases.push(lease.parse()?);
+            }
+            read(call, Read::LeaseTimes(leases))
+        }
         "get" => read(call, Read::Range(RangeQuery::new(Keys::One(args.text()?.into())))),
         "get_all" => read(call, Read::Range(RangeQuery::new(Keys::all()))),
         "view" => read(call, Read::View),
@@ -387,10 +407,12 @@ fn answer_text(answer: Answer) -> String {
         Err(failure) => format!("{failure:?}, revision {revision}"),
         Ok(Answered::Reply(reply)) => format!("{reply:?}, revision {revision}"),
         Ok(Answered::Lock(reply)) => {
-            let LockReply { key, token, granted, renewed, ahead } = reply;
+            let LockReply { key, more_keys, token, granted, slot: _, renewed, ahead } = reply;
+            let keys: Vec<_> = std::iter::once(&key).chain(&more_keys).map(|key| show(key)).collect();
+            let key = keys.join(" and ");
             let what = if granted { "granted" } else { "waiting" };
             let renewed = if renewed { ", renewed" } else { "" };
-            format!("{what} {} token {token}, {ahead} ahead{renewed}, revision {revision}", show(&key))
+            format!("{what} {key} token {token}, {ahead} ahead{renewed}, revision {revision}")
         }
         Ok(Answered::Range(reply)) => {
             let kvs: Vec<_> = reply.kvs.iter().map(|kv| format!("{}={}", show(&kv.key), show(&kv.value))).collect();
@@ -399,6 +421,7 @@ fn answer_text(answer: Answer) -> String {
         Ok(Answered::View(view)) => format!("{view:?}"),
         Ok(Answered::KeptAlive { ttl_ms }) => format!("kept alive {ttl_ms:?}"),
         Ok(Answered::LeaseTimeToLive(status)) => format!("{status:?}"),
+        Ok(Answered::LeaseTimes(times)) => format!("{times:?}"),
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 
 use slab::Slab;
-use tenure_replica::{Answer, Answered, CallId, Input, Notice, StreamId};
+use tenure_replica::{Answer, Answered, CallId, Input, Notice, SessionNotice, StreamId};
 use tokio::sync::mpsc;
 
 use crate::driver::{Left, Turns, Writes};
@@ -23,7 +23,16 @@ pub(crate) struct Mail {
     /// Delivered first: while the holder of a lock does not know of it, everybody behind it waits, too.
     grants: Vec<(CallId, Answer)>,
     answers: Vec<(CallId, Answer)>,
+    pub(crate) queued: Vec<(CallId, usize)>,
     pub(crate) notices: Vec<(StreamId, Notice)>,
+    pub(crate) sessions: Vec<(StreamId, SessionNotice)>,
+}
+
+/// What the stream of a session hears of the replica.
+pub(crate) enum SessionMail {
+    Answer { number: u64, answer: Answer },
+    Queued { number: u64, ahead: usize },
+    Notice(SessionNotice),
 }
 
 impl Mail {
@@ -35,7 +44,8 @@ impl Mail {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.grants.is_empty() && self.answers.is_empty() && self.notices.is_empty()
+        let is_quiet = self.queued.is_empty() && self.notices.is_empty() && self.sessions.is_empty();
+        self.grants.is_empty() && self.answers.is_empty() && is_quiet
     }
 }
 
@@ -55,6 +65,7 @@ struct Waiting {
     /// Told apart by this when a slot is used again.
     generation: u32,
     streams: HashMap<StreamId, mpsc::UnboundedSender<Notice>>,
+    sessions: HashMap<StreamId, mpsc::UnboundedSender<SessionMail>>,
     next_stream: u64,
     closed: bool,
     /// Something was brought to the replica from here since the last turn.
@@ -70,6 +81,11 @@ struct Slot {
 enum SlotState {
     Waiting(Option<Waker>),
     Answered(Box<Answer>),
+    /// A numbered request of a session: its answer goes to the session's stream.
+    Session {
+        number: u64,
+        stream: mpsc::UnboundedSender<SessionMail>,
+    },
 }
 
 impl Mailbox {
@@ -103,12 +119,37 @@ impl Mailbox {
     }
 
     pub(crate) fn open_call(&self) -> OpenCall {
+        let call = self.open_slot(SlotState::Waiting(None));
+        OpenCall { mailbox: self.clone(), call, done: false }
+    }
+
+    fn open_slot(&self, state: SlotState) -> CallId {
         let mut waiting = self.lock();
         waiting.generation = (waiting.generation + 1) & 0x00ff_ffff;
         let generation = waiting.generation;
-        let slot = waiting.calls.insert(Slot { generation, state: SlotState::Waiting(None) });
-        let call = u64::from(self.runtime) << 56 | u64::from(generation) << 32 | slot as u64;
-        OpenCall { mailbox: self.clone(), call, done: false }
+        let slot = waiting.calls.insert(Slot { generation, state });
+        u64::from(self.runtime) << 56 | u64::from(generation) << 32 | slot as u64
+    }
+
+    pub(crate) fn open_session(&self) -> OpenSession {
+        let (sender, mail) = mpsc::unbounded_channel();
+        let mut waiting = self.lock();
+        waiting.next_stream += 1;
+        let stream = u64::from(self.runtime) << 56 | waiting.next_stream;
+        if !waiting.closed {
+            waiting.sessions.insert(stream, sender.clone());
+        }
+        drop(waiting);
+        OpenSession { mailbox: self.clone(), stream, sender, mail }
+    }
+
+    /// Nobody waits for this call's answer any more.
+    fn drop_call(&self, call: CallId) {
+        let (slot, generation) = slot_of(call);
+        let mut waiting = self.lock();
+        if waiting.calls.get(slot).is_some_and(|found| found.generation == generation) {
+            waiting.calls.remove(slot);
+        }
     }
 
     pub(crate) fn open_stream(&self) -> (StreamId, mpsc::UnboundedReceiver<Notice>) {
@@ -132,6 +173,8 @@ impl Mailbox {
         let mut waiting = self.lock();
         waiting.closed = true;
         waiting.streams.clear();
+        waiting.sessions.clear();
+        waiting.calls.retain(|_, slot| !matches!(slot.state, SlotState::Session { .. }));
         for (_, slot) in &mut waiting.calls {
             if let SlotState::Waiting(Some(waker)) = &mut slot.state {
                 waker.wake_by_ref();
@@ -156,7 +199,7 @@ impl Mailbox {
             }
         }
         loop {
-            let Mail { grants, answers, notices } = match mail.poll_recv(context) {
+            let Mail { grants, answers, queued, notices, sessions } = match mail.poll_recv(context) {
                 Poll::Ready(Some(mail)) => mail,
                 Poll::Ready(None) => return Poll::Ready(()),
                 Poll::Pending => return Poll::Pending,
@@ -164,6 +207,14 @@ impl Mailbox {
             let mut waiting = self.lock();
             for (call, answer) in grants.into_iter().chain(answers) {
                 waiting.fill(call, answer);
+            }
+            for (call, ahead) in queued {
+                waiting.note_queued(call, ahead);
+            }
+            for (stream, notice) in sessions {
+                if let Some(sender) = waiting.sessions.get(&stream) {
+                    let _ = sender.send(SessionMail::Notice(notice));
+                }
             }
             for (stream, notice) in notices {
                 if let Some(sender) = waiting.streams.get(&stream) {
@@ -185,16 +236,67 @@ impl Waiting {
         if let Some(found) = self.calls.get_mut(slot)
             && found.generation == generation
         {
+            if let SlotState::Session { number, stream } = &found.state {
+                let _ = stream.send(SessionMail::Answer { number: *number, answer });
+                self.calls.remove(slot);
+                return;
+            }
             let before = std::mem::replace(&mut found.state, SlotState::Answered(Box::new(answer)));
             if let SlotState::Waiting(Some(waker)) = before {
                 waker.wake();
             }
         }
     }
+
+    /// Only sessions are told that they wait.
+    fn note_queued(&mut self, call: CallId, ahead: usize) {
+        let (slot, generation) = slot_of(call);
+        if let Some(found) = self.calls.get(slot)
+            && found.generation == generation
+            && let SlotState::Session { number, stream } = &found.state
+        {
+            let _ = stream.send(SessionMail::Queued { number: *number, ahead });
+        }
+    }
 }
 
 fn slot_of(call: CallId) -> (usize, u32) {
     ((call & 0xffff_ffff) as usize, (call >> 32) as u32 & 0x00ff_ffff)
+}
+
+/// The mailbox of one session's stream.
+pub(crate) struct OpenSession {
+    mailbox: Mailbox,
+    pub(crate) stream: StreamId,
+    sender: mpsc::UnboundedSender<SessionMail>,
+    mail: mpsc::UnboundedReceiver<SessionMail>,
+}
+
+impl OpenSession {
+    /// A call whose answer comes as mail under this number.
+    pub(crate) fn open_call(&self, number: u64) -> CallId {
+        self.mailbox.open_slot(SlotState::Session { number, stream: self.sender.clone() })
+    }
+
+    pub(crate) fn drop_call(&self, call: CallId) {
+        self.mailbox.drop_call(call);
+    }
+
+    /// False = the replica is gone.
+    pub(crate) fn bring(&self, input: Input) -> bool {
+        self.mailbox.bring(input)
+    }
+
+    /// The session keeps a sender itself, so that it is the caller who notices when the replica is gone.
+    pub(crate) async fn next(&mut self) -> Option<SessionMail> {
+        self.mail.recv().await
+    }
+}
+
+impl Drop for OpenSession {
+    fn drop(&mut self) {
+        self.mailbox.lock().sessions.remove(&self.stream);
+    }
 }
 
 /// A call under way; resolves to its answer, or to None if the replica is gone.
@@ -227,14 +329,14 @@ impl Future for OpenCall {
                 }
                 return Poll::Pending;
             }
-            SlotState::Answered(_) => {}
+            SlotState::Answered(_) | SlotState::Session { .. } => {}
         }
         let slot = waiting.calls.remove(slot);
         drop(waiting);
         self.done = true;
         match slot.state {
             SlotState::Answered(answer) => Poll::Ready(Some(*answer)),
-            SlotState::Waiting(_) => Poll::Ready(None),
+            SlotState::Waiting(_) | SlotState::Session { .. } => Poll::Ready(None),
         }
     }
 }

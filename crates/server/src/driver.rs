@@ -332,6 +332,16 @@ impl Owner {
                     mail.add(call, answer);
                 }
             }
+            Output::Queued { call, ahead } => {
+                if let Some((_, mail)) = self.mail.get_mut(Mailbox::runtime_of(call)) {
+                    mail.queued.push((call, ahead));
+                }
+            }
+            Output::Session { stream, notice } => {
+                if let Some((_, mail)) = self.mail.get_mut(Mailbox::runtime_of(stream)) {
+                    mail.sessions.push((stream, notice));
+                }
+            }
             Output::Notice { stream, notice } => {
                 if let Some((_, mail)) = self.mail.get_mut(Mailbox::runtime_of(stream)) {
                     mail.notices.push((stream, notice));

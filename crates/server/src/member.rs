@@ -7,14 +7,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tenure_machine::lock::entry_key;
-use tenure_machine::{Command, Keys, LeaseId, Leave, Lock, LockReply, RangeQuery, RangeReply, Reply, Revision, View};
+use tenure_machine::{
+    BusyReply, Command, Keys, LeaseId, Leave, Lock, LockReply, RangeQuery, RangeReply, Reply, Revision, View,
+};
 use tenure_replica::{
     Answer, Answered, CallId, Consistency, Failure, Input, LeaseStatus, Notice, Read, Status, StreamId, WatchId,
     WatchRequest,
 };
 use tokio::sync::mpsc;
 
-use crate::calls::{Mailbox, OpenCall};
+use crate::calls::{Mailbox, OpenCall, OpenSession};
 
 /// Inputs that wait for the replica; beyond this, requests that can be refused are.
 const QUEUE_LIMIT: usize = 100_000;
@@ -42,6 +44,14 @@ pub enum RangeAnswer {
     Ready(RangeReply),
     /// The caller runs `view.range(&query)` off the network threads.
     Long(Box<View>, RangeQuery),
+}
+
+/// What became of a Lock.
+#[derive(Debug)]
+pub enum Locked {
+    Held(LockReply),
+    /// It was not to wait, and somebody is in the way.
+    Busy(BusyReply),
 }
 
 impl Member {
@@ -80,7 +90,7 @@ impl Member {
 
     /// The renewed lease's TTL; None = there is no such lease.
     pub async fn keep_alive(&self, lease: LeaseId) -> Result<At<Option<u64>>, Failure> {
-        let answer = self.call(true, |call| Input::KeepAlive { call, lease }).await?;
+        let answer = self.call(true, |call| Input::KeepAlive { call, lease, epoch: 0 }).await?;
         answer.map(|answered| match answered {
             Answered::KeptAlive { ttl_ms } => ttl_ms,
             other => unexpected(other),
@@ -97,14 +107,36 @@ impl Member {
         })
     }
 
-    /// Waits until the lock is granted. Dropping the future leaves the queue.
-    pub async fn lock(&self, lock: Lock) -> Result<At<LockReply>, Failure> {
+    /// What is left of each of these leases.
+    pub async fn lease_times(&self, leases: Vec<LeaseId>) -> Result<At<Vec<Option<LeaseStatus>>>, Failure> {
+        let read = Read::LeaseTimes(leases);
+        let consistency = Consistency::Linearizable;
+        let answer = self.call(false, |call| Input::Read { call, read, consistency }).await?;
+        answer.map(|answered| match answered {
+            Answered::LeaseTimes(times) => times,
+            other => unexpected(other),
+        })
+    }
+
+    /// Waits until the lock is granted, unless it was asked for without waiting. Dropping the future leaves
+    /// the queue.
+    pub async fn lock(&self, lock: Lock) -> Result<At<Locked>, Failure> {
         let leave = Leave { key: entry_key(&lock.name, lock.lease).into(), call: lock.call };
         let answer = self.call_or_leave(false, Some(leave), |call| Input::Lock { call, lock }).await?;
         answer.map(|answered| match answered {
-            Answered::Lock(reply) => reply,
+            Answered::Lock(reply) => Locked::Held(reply),
+            Answered::Reply(Reply::Busy(busy)) => Locked::Busy(busy),
             other => unexpected(other),
         })
+    }
+
+    /// More waits for the replica than it should: what can be refused is.
+    pub(crate) fn is_overloaded(&self) -> bool {
+        self.mailbox.depth() > QUEUE_LIMIT
+    }
+
+    pub(crate) fn open_session(&self) -> OpenSession {
+        self.mailbox.open_session()
     }
 
     pub fn watch_stream(&self) -> WatchStream {
@@ -137,7 +169,7 @@ impl Member {
         leave: Option<Leave>,
         input: impl FnOnce(CallId) -> Input,
     ) -> Result<AnswerOf, Failure> {
-        if !always && self.mailbox.depth() > QUEUE_LIMIT {
+        if !always && self.is_overloaded() {
             return Err(Failure::Overloaded);
         }
         let open = self.mailbox.open_call();

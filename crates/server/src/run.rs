@@ -98,13 +98,14 @@ async fn live(
     let health = Health::new(member, config.call_timeout);
     let reporter = HealthReporter::new();
 
+    let sessions = Arc::<services::Sessions>::default();
     let attachments = Arc::new((0..threads).map(|index| attach(&mut driver, index)).collect::<Vec<_>>());
     let serve = {
         let (config, metrics, health, reporter) = (config.clone(), metrics.clone(), health.clone(), reporter.clone());
         move |index: usize, stopping: Stopping| {
             let (member, distribute) = take(&attachments[index]);
             tokio::spawn(distribute);
-            let services = services_of(&config, member, &reporter).stopping(stopping);
+            let services = services_of(&config, member, &sessions, &reporter).stopping(stopping);
             let services = services.build(metrics.runtime(index).clone(), metrics.rpcs().clone());
             let front = Front::new(&config, &pool, services, health.clone(), metrics.clone(), Router::new());
             let front = Arc::new(front);
@@ -155,13 +156,18 @@ fn take(attachment: &Mutex<Option<Attachment>>) -> Attachment {
 }
 
 /// The gRPC services of one network thread.
-fn services_of(config: &Arc<Config>, member: Member, reporter: &HealthReporter) -> ServicesBuilder {
+fn services_of(
+    config: &Arc<Config>,
+    member: Member,
+    sessions: &Arc<services::Sessions>,
+    reporter: &HealthReporter,
+) -> ServicesBuilder {
     let reflection = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(tenure_api::FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    services::services(member, config.clone(), Services::builder())
+    services::services(member, config.clone(), sessions.clone(), Services::builder())
         .add_service(HealthServer::new(HealthService::from_health_reporter(reporter.clone())))
         .add_service(reflection().build_v1().expect("our own descriptors are sound"))
         .add_service(reflection().build_v1alpha().expect("our own descriptors are sound"))

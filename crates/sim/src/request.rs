@@ -39,7 +39,7 @@ impl Request {
                 Input::Read { call, read: Read::Range(query.clone()), consistency: *consistency }
             }
             Request::View => Input::Read { call, read: Read::View, consistency: Consistency::Linearizable },
-            Request::KeepAlive(lease) => Input::KeepAlive { call, lease: *lease },
+            Request::KeepAlive(lease) => Input::KeepAlive { call, lease: *lease, epoch: 0 },
             Request::TimeToLive(lease) => {
                 let read = Read::LeaseTimeToLive(*lease);
                 Input::Read { call, read, consistency: Consistency::Linearizable }

@@ -101,7 +101,8 @@ impl Restore {
             tag::ORIGIN => self.origin(&mut reader)?,
             tag::LEASE => {
                 let (lease, ttl_ms, wall_ms) = (reader.signed()?, reader.varint()?, reader.varint()?);
-                self.view.leases.restore(lease, ttl_ms, wall_ms, shared(reader.bytes()?));
+                let (client, epoch) = (shared(reader.bytes()?), reader.varint()?);
+                self.view.leases.restore(lease, ttl_ms, wall_ms, client, epoch);
             }
             tag::BASE => self.base(&mut reader)?,
             tag::PUT | tag::PUT_OF_BASE | tag::DELETE => self.event(tag, &mut reader)?,
@@ -238,6 +239,11 @@ impl Restore {
                 let wall_ms = reader.varint()?;
                 is_set.then_some(wall_ms)
             },
+            slot: reader.small()?,
+            together: {
+                let names = reader.count()?;
+                (0..names).map(|_| reader.bytes().map(Bytes::copy_from_slice)).collect::<ReadResult<_>>()?
+            },
         };
         let kv = self.view.store.live(&entry.key).filter(|kv| kv.create_revision == entry.token);
         // The key's bytes are shared with the key space.
@@ -262,6 +268,7 @@ impl Restore {
                 1 => LockEnd::Left,
                 2 => LockEnd::LeaseExpired,
                 3 => LockEnd::LeaseRevoked,
+                4 => LockEnd::Forced,
                 _ => return Err("unknown end of a lock"),
             },
         };

@@ -33,6 +33,10 @@ pub fn command() -> impl Strategy<Value = Command> {
         3 => (1..3u64, vec(lease(), 0..4)).prop_map(|(term, leases)| Command::LeaseExpire { term, leases }),
         10 => lock().prop_map(Command::Lock),
         4 => (key(), 0..3u128).prop_map(|(key, call)| Command::Leave(Leave { key, call })),
+        2 => unlock().prop_map(Command::Unlock),
+        1 => (lock_name(), 2..40i64).prop_map(|(name, token)| Command::ForceRelease { name, token }),
+        1 => lock_name().prop_map(|name| Command::ForgetLock { name }),
+        1 => lease().prop_map(|lease| Command::ResumeSession { lease }),
         1 => alarm().prop_map(Command::Alarm),
         1 => (1..4u64, any::<bool>()).prop_map(|(id, learner)| Command::Publish(Member {
             id,
@@ -56,6 +60,8 @@ pub fn lock_command() -> impl Strategy<Value = Command> {
         12 => lock().prop_map(Command::Lock),
         6 => entry_key().prop_map(|key| Command::Delete(Delete { keys: Keys::One(key), prev_kv: false })),
         3 => (entry_key(), 0..3u128).prop_map(|(key, call)| Command::Leave(Leave { key, call })),
+        8 => unlock().prop_map(Command::Unlock),
+        3 => (lock_name(), 2..40i64).prop_map(|(name, token)| Command::ForceRelease { name, token }),
         3 => entry_put().prop_map(Command::Put),
         3 => vec(op(), 1..5).prop_map(|success| Command::Txn(Txn { success, ..Txn::default() })),
         2 => vec(lease(), 1..3).prop_map(|leases| Command::LeaseExpire { term: 1, leases }),
@@ -187,10 +193,13 @@ fn lock() -> impl Strategy<Value = Lock> {
         2 => Just(Mode::Slots(2)),
         1 => Just(Mode::Slots(3)),
     ];
-    let name = prop_oneof![4 => Just("l"), 1 => Just("m")];
-    (name, lease(), 0..3u128, mode, small(), any::<bool>(), small()).prop_map(
-        |(name, lease, call, mode, value, overwrite, holder)| Lock {
-            name: Bytes::from_static(name.as_bytes()),
+    let more_names = prop_oneof![4 => Just(vec![]), 1 => vec(lock_name(), 1..3)];
+    let asked = (any::<bool>(), 0..4u8, more_names);
+    (lock_name(), lease(), 0..3u128, mode, small(), asked, small()).prop_map(
+        |(name, lease, call, mode, value, (overwrite, dice, more_names), holder)| Lock {
+            name,
+            more_names,
+            try_once: dice == 0,
             lease,
             call,
             mode,
@@ -199,8 +208,17 @@ fn lock() -> impl Strategy<Value = Lock> {
             owner: holder.clone(),
             holder,
             metadata: Bytes::new(),
+            ..Default::default()
         },
     )
+}
+
+fn lock_name() -> impl Strategy<Value = Bytes> {
+    prop_oneof![4 => Just(Bytes::from_static(b"l")), 2 => Just(Bytes::from_static(b"m"))]
+}
+
+fn unlock() -> impl Strategy<Value = Unlock> {
+    (vec(lock_name(), 1..3), 2..40i64).prop_map(|(names, token)| Unlock { names, token, epoch: 0 })
 }
 
 fn alarm() -> impl Strategy<Value = AlarmChange> {

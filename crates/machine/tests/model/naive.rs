@@ -29,6 +29,9 @@ pub struct Entry {
     pub mode: Mode,
     pub call: Option<u128>,
     pub holder: Vec<u8>,
+    pub owner: Vec<u8>,
+    pub together: Vec<Vec<u8>>,
+    pub slot: u32,
 }
 
 /// What one command does, before the end of it.
@@ -139,6 +142,7 @@ impl Naive {
             })
             .collect();
         for (name, token) in after.difference(&before) {
+            self.give_slot(name, *token, &before);
             let entry = self.entries.iter().find(|entry| entry.name == *name && entry.token == *token).unwrap();
             lock_changes.push(LockChange::Granted {
                 name: name.clone().into(),
@@ -148,10 +152,14 @@ impl Naive {
             });
         }
         if let Ok(Reply::Lock(reply)) = &mut reply {
-            let entry = self.entries.iter().find(|entry| entry.key[..] == reply.key[..]).unwrap();
-            reply.granted = after.contains(&(entry.name.clone(), entry.token));
-            reply.ahead =
-                self.entries.iter().filter(|other| other.name == entry.name && other.token < entry.token).count();
+            reply.granted = true;
+            for key in std::iter::once(&reply.key).chain(&reply.more_keys) {
+                let entry = self.entries.iter().find(|entry| entry.key[..] == key[..]).unwrap();
+                reply.granted &= after.contains(&(entry.name.clone(), entry.token));
+                let ahead = |other: &&Entry| other.name == entry.name && other.token < entry.token;
+                reply.ahead = reply.ahead.max(self.entries.iter().filter(ahead).count());
+            }
+            reply.slot = self.entries.iter().find(|entry| entry.key[..] == reply.key[..]).unwrap().slot;
         }
         Applied { revision: self.revision(), reply, commit, lock_changes, lease_changes: work.lease_changes }
     }
@@ -238,13 +246,61 @@ impl Naive {
             Command::Lock(lock) => self.lock(work, lock),
             Command::Leave(leave) => {
                 self.sound()?;
-                let entry = self.entries.iter().find(|entry| entry.key[..] == leave.key[..]);
-                let left = entry.is_some_and(|entry| entry.call == Some(leave.call));
-                if left {
+                let entry = self.entries.iter().find(|entry| entry.key[..] == leave.key[..]).cloned();
+                let entry = entry.filter(|entry| entry.call == Some(leave.call));
+                if let Some(entry) = &entry {
                     self.delete(work, &leave.key, LockEnd::Left);
+                    for name in &entry.together {
+                        let is_sibling = |other: &&Entry| {
+                            other.name == *name && other.token == entry.token && other.lease == entry.lease
+                        };
+                        let sibling = self.entries.iter().find(is_sibling).cloned();
+                        if let Some(sibling) = sibling.filter(|sibling| sibling.call == Some(leave.call)) {
+                            self.delete(work, &sibling.key, LockEnd::Left);
+                        }
+                    }
                 }
-                Ok(Reply::Left { left })
+                Ok(Reply::Left { left: entry.is_some() })
             }
+            Command::Unlock(unlock) => {
+                self.sound()?;
+                let mut held = Vec::new();
+                for name in &unlock.names {
+                    let queue: Vec<_> = self.entries.iter().filter(|entry| entry.name == name[..]).collect();
+                    if queue.is_empty() {
+                        continue;
+                    }
+                    let holder = queue.iter().find(|entry| entry.token == unlock.token);
+                    let holder = holder.filter(|entry| self.granted().contains(&(entry.name.clone(), entry.token)));
+                    held.push(holder.ok_or(Refusal::NotTheHolder)?.key.clone());
+                }
+                for key in &held {
+                    self.delete(work, key, LockEnd::Released);
+                }
+                Ok(Reply::Unlocked { released: !held.is_empty() })
+            }
+            Command::ForceRelease { name, token } => {
+                self.sound()?;
+                if !self.entries.iter().any(|entry| entry.name == name[..]) {
+                    return Err(Refusal::NotHeld);
+                }
+                if !self.granted().contains(&(name.to_vec(), *token)) {
+                    return Err(Refusal::NotTheHolder);
+                }
+                let holds = |entry: &&Entry| entry.name == name[..] && entry.token == *token;
+                let key = self.entries.iter().find(holds).unwrap().key.clone();
+                self.delete(work, &key, LockEnd::Forced);
+                // Who it was is compared elsewhere.
+                Ok(Reply::Unlocked { released: true })
+            }
+            Command::ForgetLock { name } => match self.entries.iter().any(|entry| entry.name == name[..]) {
+                true => Err(Refusal::InUse),
+                false => Ok(Reply::LockForgotten { holders: 0 }),
+            },
+            Command::ResumeSession { lease } => match self.leases.get(lease) {
+                Some(ttl_ms) => Ok(Reply::SessionResumed { epoch: 0, ttl_ms: *ttl_ms }),
+                None => Err(Refusal::LeaseNotFound),
+            },
             Command::Alarm(AlarmChange::Raise(alarm)) => {
                 self.alarms.insert(*alarm);
                 Ok(Reply::Alarms(vec![*alarm]))
@@ -317,6 +373,10 @@ impl Naive {
                 mode: lock.map_or(Mode::Exclusive, |lock| lock.mode),
                 call: lock.map(|lock| lock.call),
                 holder: lock.map_or(Vec::new(), |lock| lock.holder.to_vec()),
+                owner: lock.map_or(Vec::new(), |lock| lock.owner.to_vec()),
+                together: lock
+                    .map_or(Vec::new(), |lock| names(lock).filter(|other| *other != name.as_bytes()).collect()),
+                slot: 0,
             });
         }
         work.events.push((EventKind::Put, Arc::new(kv)));
@@ -391,26 +451,123 @@ impl Naive {
 
     fn lock(&mut self, work: &mut Work, lock: &Lock) -> Result<Reply, Refusal> {
         self.sound()?;
+        let names: Vec<_> = names(lock).collect();
+        if (1..names.len()).any(|index| names[..index].contains(&names[index])) {
+            return Err(Refusal::HeldAlready);
+        }
         if !self.leases.contains_key(&lock.lease) {
             return Err(Refusal::LeaseNotFound);
         }
-        let key = format!("{}/{:x}", String::from_utf8_lossy(&lock.name), lock.lease).into_bytes();
-        let mut reply =
-            LockReply { key: key.clone().into(), token: self.revision() + 1, granted: false, renewed: false, ahead: 0 };
-        let Some(kv) = self.now(work).get(&key).cloned() else {
-            self.growth()?;
-            self.write(work, &key, lock.value.to_vec(), lock.lease, Some(lock));
-            return Ok(Reply::Lock(reply));
+        let keys: Vec<_> = names.iter().map(|name| key_of(name, lock.lease)).collect();
+        let now = self.now(work);
+        let mut reply = LockReply {
+            key: keys[0].clone().into(),
+            more_keys: keys[1..].iter().map(|key| key.clone().into()).collect(),
+            token: self.revision() + 1,
+            granted: false,
+            slot: 0,
+            renewed: false,
+            ahead: 0,
         };
-        let entry = self.entries.iter_mut().find(|entry| entry.key == key).ok_or(Refusal::NotAnEntry)?;
-        entry.call = Some(lock.call);
-        (reply.token, reply.renewed) = (entry.token, true);
-        let value = if lock.overwrite { lock.value.to_vec() } else { kv.value.to_vec() };
-        if value != kv.value[..] || kv.lease != lock.lease {
-            self.write(work, &key, value, lock.lease, None);
+        if keys.iter().all(|key| !now.contains_key(key)) {
+            self.growth()?;
+            if let Some(busy) = names.iter().find(|name| !self.would_grant(name, lock.mode)) {
+                if lock.try_once {
+                    let waiting = self.entries.iter().filter(|entry| entry.name == *busy).count()
+                        - self.granted().iter().filter(|(name, _)| name == busy).count();
+                    return Ok(Reply::Busy(BusyReply { name: busy.clone().into(), holder: None, waiting }));
+                }
+                if !lock.owner.is_empty() && self.waits_in_a_circle(lock, &names) {
+                    return Err(Refusal::Deadlock { cycle: String::new() });
+                }
+            }
+            for key in &keys {
+                self.write(work, key, lock.value.to_vec(), lock.lease, Some(lock));
+            }
+            return Ok(Reply::Lock(reply));
+        }
+        let mut tokens = BTreeSet::new();
+        for key in keys.iter().filter(|key| now.contains_key(*key)) {
+            let entry = self.entries.iter().find(|entry| entry.key == *key).ok_or(Refusal::NotAnEntry)?;
+            tokens.insert(entry.token);
+            if tokens.len() > 1 || keys.iter().any(|key| !now.contains_key(key)) {
+                return Err(Refusal::HeldAlready);
+            }
+        }
+        (reply.token, reply.renewed) = (*tokens.first().unwrap(), true);
+        for key in &keys {
+            self.entries.iter_mut().find(|entry| entry.key == *key).unwrap().call = Some(lock.call);
+            let kv = &now[key];
+            let value = if lock.overwrite { lock.value.to_vec() } else { kv.value.to_vec() };
+            if value != kv.value[..] || kv.lease != lock.lease {
+                self.write(work, key, value, lock.lease, None);
+            }
         }
         Ok(Reply::Lock(reply))
     }
+
+    /// Whether one more entry would be granted: by adding it and looking.
+    fn would_grant(&self, name: &[u8], mode: Mode) -> bool {
+        let entry = Entry {
+            name: name.to_vec(),
+            key: Vec::new(),
+            token: Revision::MAX,
+            lease: 0,
+            mode,
+            call: None,
+            holder: Vec::new(),
+            owner: Vec::new(),
+            together: Vec::new(),
+            slot: 0,
+        };
+        let entries = self.entries.iter().cloned().chain([entry]).collect();
+        Naive { entries, ..Naive::default() }.granted().contains(&(name.to_vec(), Revision::MAX))
+    }
+
+    /// Whether the owner reaches itself, following who waits for whom until nothing new is found.
+    fn waits_in_a_circle(&self, lock: &Lock, names: &[Vec<u8>]) -> bool {
+        let granted = self.granted();
+        let blockers = |name: &[u8], token: Revision, mode: Mode| -> Vec<Vec<u8>> {
+            let is_in_the_way = |other: &&Entry| {
+                let goes_along = mode != Mode::Exclusive && other.mode == mode;
+                other.name == name && other.token < token && !goes_along && !other.owner.is_empty()
+            };
+            self.entries.iter().filter(is_in_the_way).map(|other| other.owner.clone()).collect()
+        };
+        let mut found: BTreeSet<Vec<u8>> =
+            names.iter().flat_map(|name| blockers(name, Revision::MAX, lock.mode)).collect();
+        loop {
+            let before = found.len();
+            for entry in &self.entries {
+                if found.contains(&entry.owner) && !granted.contains(&(entry.name.clone(), entry.token)) {
+                    found.extend(blockers(&entry.name, entry.token, entry.mode));
+                }
+            }
+            if found.len() == before {
+                return found.contains(&lock.owner[..]);
+            }
+        }
+    }
+
+    /// The lowest slot of its semaphore that no other holder has.
+    fn give_slot(&mut self, name: &[u8], token: Revision, before: &BTreeSet<(Vec<u8>, Revision)>) {
+        let holds = |other: &&Entry| {
+            other.name == name && (other.token < token || before.contains(&(name.to_vec(), other.token)))
+        };
+        let taken: BTreeSet<u32> = self.entries.iter().filter(holds).map(|other| other.slot).collect();
+        let entry = self.entries.iter_mut().find(|entry| entry.name == name && entry.token == token).unwrap();
+        if matches!(entry.mode, Mode::Slots(_)) {
+            entry.slot = (0..).find(|slot| !taken.contains(slot)).unwrap();
+        }
+    }
+}
+
+fn names(lock: &Lock) -> impl Iterator<Item = Vec<u8>> {
+    std::iter::once(&lock.name).chain(&lock.more_names).map(|name| name.to_vec())
+}
+
+fn key_of(name: &[u8], lease: LeaseId) -> Vec<u8> {
+    format!("{}/{lease:x}", String::from_utf8_lossy(name)).into_bytes()
 }
 
 fn write(state: &mut State, kind: EventKind, kv: &Arc<KeyValue>) {

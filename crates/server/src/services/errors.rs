@@ -53,6 +53,15 @@ const TOO_MANY_WAITERS: Error = Error(Code::ResourceExhausted, "tenure: too many
 const NAME_TOO_LONG: Error = Error(Code::InvalidArgument, "tenure: lock name too long");
 const NOT_AN_ENTRY: Error = Error(Code::FailedPrecondition, "tenure: key exists and is not a lock entry");
 
+// Only Tenure's own lock service can say these.
+const TOO_MANY_NAMES: Error = Error(Code::InvalidArgument, "too many names in one lock request");
+const HELD_ALREADY: Error = Error(Code::FailedPrecondition, "lock is held already by the same lease");
+pub const NOT_THE_HOLDER: Error = Error(Code::FailedPrecondition, "not the holder");
+const NOT_HELD: Error = Error(Code::FailedPrecondition, "not held");
+const IN_USE: Error = Error(Code::FailedPrecondition, "lock is held or waited for");
+const DEADLOCK: Error = Error(Code::FailedPrecondition, "deadlock");
+pub const SESSION_RESUMED: Error = Error(Code::Aborted, "session was resumed elsewhere");
+
 // A watch that cannot be opened is told so within its stream, by text alone.
 pub const WATCH_RANGE_EMPTY: &str = "mvcc: watcher range is empty";
 pub const WATCH_DUPLICATE_ID: &str = "mvcc: duplicate watch ID provided on the WatchStream";
@@ -82,6 +91,13 @@ pub fn of_refusal(refusal: &Refusal) -> Error {
         Refusal::TooManyWaiters => TOO_MANY_WAITERS,
         Refusal::NameTooLong => NAME_TOO_LONG,
         Refusal::NotAnEntry => NOT_AN_ENTRY,
+        Refusal::TooManyNames => TOO_MANY_NAMES,
+        Refusal::HeldAlready => HELD_ALREADY,
+        Refusal::NotTheHolder => NOT_THE_HOLDER,
+        Refusal::NotHeld => NOT_HELD,
+        Refusal::InUse => IN_USE,
+        Refusal::Deadlock { .. } => DEADLOCK,
+        Refusal::SessionResumed => SESSION_RESUMED,
     }
 }
 
@@ -167,6 +183,13 @@ mod tests {
             (Refusal::TooManyWaiters, ResourceExhausted, "tenure: too many waiters for this lock"),
             (Refusal::NameTooLong, InvalidArgument, "tenure: lock name too long"),
             (Refusal::NotAnEntry, FailedPrecondition, "tenure: key exists and is not a lock entry"),
+            (Refusal::TooManyNames, InvalidArgument, "too many names in one lock request"),
+            (Refusal::HeldAlready, FailedPrecondition, "lock is held already by the same lease"),
+            (Refusal::NotTheHolder, FailedPrecondition, "not the holder"),
+            (Refusal::NotHeld, FailedPrecondition, "not held"),
+            (Refusal::InUse, FailedPrecondition, "lock is held or waited for"),
+            (Refusal::Deadlock { cycle: "a circle".to_owned() }, FailedPrecondition, "deadlock"),
+            (Refusal::SessionResumed, Aborted, "session was resumed elsewhere"),
         ];
         let failures = [
             (Failure::NoLeader, Unavailable, "etcdserver: no leader"),

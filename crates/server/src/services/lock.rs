@@ -14,7 +14,7 @@ use tonic::{Request, Response, Status};
 
 use super::errors::{self, within};
 use super::{Shared, answer, authorize, lease};
-use crate::member::At;
+use crate::member::{At, Locked};
 
 /// Who brings no lease is given one that lasts so long, as by etcd.
 const SESSION_TTL_MS: u64 = 60_000;
@@ -67,8 +67,14 @@ pub async fn take_place(shared: &Shared, place: Place) -> Result<At<LockReply>, 
         owner: Bytes::new(),
         holder: Bytes::new(),
         metadata: Bytes::new(),
+        ..Default::default()
     };
-    shared.member.lock(lock).await.map_err(errors::failed_within)
+    let at = shared.member.lock(lock).await.map_err(errors::failed_within)?;
+    let At { value, revision, term } = at;
+    match value {
+        Locked::Held(value) => Ok(At { value, revision, term }),
+        Locked::Busy(busy) => unreachable!("a lock that waits was answered with {busy:?}"),
+    }
 }
 
 /// The lease that was named, or a new one if none was.

@@ -1,4 +1,4 @@
-//! etcd's v3 services: what a client of the cluster sees.
+//! The services: what a client of the cluster sees. All are etcd's but one, [`tenure_lock`].
 //!
 //! Every rpc takes the same walk: decode (tonic), validate ([`convert`]), authorize ([`authorize`]),
 //! submit to the [`Member`], encode ([`answer`]). A service never touches state and never decides what
@@ -29,6 +29,7 @@ mod observe_election;
 mod produced;
 mod read;
 mod snapshot;
+mod tenure_lock;
 mod watch;
 
 use std::sync::{Arc, OnceLock};
@@ -40,6 +41,7 @@ use tenure_api::etcdserverpb::kv_server::KvServer;
 use tenure_api::etcdserverpb::lease_server::LeaseServer;
 use tenure_api::etcdserverpb::maintenance_server::MaintenanceServer;
 use tenure_api::etcdserverpb::watch_server::WatchServer;
+use tenure_api::tenure::v1::lock_service_server::LockServiceServer;
 use tenure_api::v3electionpb::election_server::ElectionServer;
 use tenure_api::v3lockpb::lock_server::LockServer;
 use tenure_machine::Revision;
@@ -51,11 +53,17 @@ use crate::http::grpc::ServicesBuilder;
 use crate::member::{At, Member};
 use entry::Entry;
 use leader::{HasLeader, LeaderMonitor};
+pub use tenure_lock::Sessions;
 
-/// All services of etcd's API on one member handle: each network runtime has its own.
-pub fn services(member: Member, config: Arc<Config>, mut table: ServicesBuilder) -> ServicesBuilder {
+/// All services on one member handle: each network runtime has its own.
+pub fn services(
+    member: Member,
+    config: Arc<Config>,
+    sessions: Arc<Sessions>,
+    mut table: ServicesBuilder,
+) -> ServicesBuilder {
     let largest = config.limits.message_bytes();
-    let shared = Arc::new(Shared::new(member, config));
+    let shared = Arc::new(Shared::new(member, config, sessions));
     macro_rules! serve {
         ($server:ident, $service:expr) => {
             let server = $server::new($service(shared.clone())).max_decoding_message_size(largest);
@@ -70,6 +78,7 @@ pub fn services(member: Member, config: Arc<Config>, mut table: ServicesBuilder)
     serve!(ClusterServer, cluster::ClusterService);
     serve!(MaintenanceServer, maintenance::MaintenanceService);
     serve!(AuthServer, auth::AuthService);
+    serve!(LockServiceServer, tenure_lock::TenureLockService);
     table
 }
 
@@ -85,6 +94,7 @@ struct Shared {
     has_leader: HasLeader,
     leader_monitor: LeaderMonitor,
     identity: OnceLock<Identity>,
+    sessions: Arc<Sessions>,
 }
 
 #[derive(Clone, Copy)]
@@ -94,11 +104,11 @@ struct Identity {
 }
 
 impl Shared {
-    fn new(member: Member, config: Arc<Config>) -> Shared {
+    fn new(member: Member, config: Arc<Config>, sessions: Arc<Sessions>) -> Shared {
         let asked = member.clone();
         let has_leader: HasLeader = Arc::new(move || asked.status().leader != 0);
         let leader_monitor = LeaderMonitor::new(has_leader.clone(), config.election_max);
-        Shared { member, config, has_leader, leader_monitor, identity: OnceLock::new() }
+        Shared { member, config, has_leader, leader_monitor, identity: OnceLock::new(), sessions }
     }
 
     /// The header that speaks of the moment at which a value was read.

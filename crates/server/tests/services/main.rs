@@ -12,6 +12,7 @@ mod large;
 mod lease;
 mod lock;
 mod maintenance;
+mod tenure_lock;
 mod txn;
 mod watch;
 mod watch_history;

@@ -2,6 +2,7 @@
 
 use tenure_machine::{
     Command, Delete, KeyValue, LeaseGrant, LeaseId, Leave, Lock, LockEnd, LockReply, Mode, Put, Refusal, Reply,
+    Revision, Unlock,
 };
 
 use super::{Lease, Model, Outcome, Place};
@@ -67,6 +68,10 @@ impl Model {
             Command::Leave(leave) => Ok(Reply::Left { left: self.leave(leave) }),
             Command::Alarm(_) => Ok(Reply::Alarms(Vec::new())),
             Command::Publish(_) => Ok(Reply::Published),
+            Command::Unlock(unlock) => self.unlock(unlock),
+            Command::ForceRelease { .. } | Command::ForgetLock { .. } | Command::ResumeSession { .. } => {
+                unreachable!("nobody in this world sends {command:?}")
+            }
         }
     }
 
@@ -148,7 +153,7 @@ impl Model {
             self.put(&key, &lock.value, lock.lease);
             self.take_place(&key, lock.lease, Some(lock));
             let token = self.revision + 1;
-            return Ok(Reply::Lock(LockReply { key: key.into(), token, granted: false, renewed: false, ahead: 0 }));
+            return Ok(Reply::Lock(a_place(key, token, false)));
         };
         let token = kv.create_revision;
         let place = self.queues.values_mut().flatten().find(|place| place.key == key && place.token == token);
@@ -159,7 +164,21 @@ impl Model {
             let value = if overwrites { lock.value.to_vec() } else { kv.value.to_vec() };
             self.put(&key, &value, lock.lease);
         }
-        Ok(Reply::Lock(LockReply { key: key.into(), token, granted: false, renewed: true, ahead: 0 }))
+        Ok(Reply::Lock(a_place(key, token, true)))
+    }
+
+    fn unlock(&mut self, unlock: &Unlock) -> Result<Reply, Refusal> {
+        let mut held = Vec::new();
+        for name in &unlock.names {
+            let Some(places) = self.queues.get(&name[..]) else { continue };
+            let granted = &places[..Model::granted(places)];
+            let place = granted.iter().find(|place| place.token == unlock.token).ok_or(Refusal::NotTheHolder)?;
+            held.push(place.key.clone());
+        }
+        for key in &held {
+            self.delete(key, LockEnd::Released);
+        }
+        Ok(Reply::Unlocked { released: !held.is_empty() })
     }
 
     fn leave(&mut self, leave: &Leave) -> bool {
@@ -189,6 +208,7 @@ impl Model {
             lease,
             mode: lock.map_or(Mode::Exclusive, |lock| lock.mode),
             last_joiner: lock.map(|lock| lock.call),
+            slot: None,
         };
         self.join_queue(name.as_bytes(), place);
     }
@@ -199,7 +219,12 @@ impl Model {
             if let Some(position) = places.iter().position(of_reply) {
                 reply.ahead = position;
                 reply.granted = position < Model::granted(places);
+                reply.slot = places[position].slot.unwrap_or(0);
             }
         }
     }
+}
+
+fn a_place(key: Vec<u8>, token: Revision, renewed: bool) -> LockReply {
+    LockReply { key: key.into(), more_keys: Vec::new(), token, granted: false, slot: 0, renewed, ahead: 0 }
 }

@@ -46,6 +46,8 @@ pub struct Place {
     pub lease: LeaseId,
     pub mode: Mode,
     pub last_joiner: Option<u128>,
+    /// Of a semaphore, once granted.
+    pub slot: Option<u32>,
 }
 
 /// When a place was held, by log index.
@@ -227,8 +229,15 @@ impl Model {
     }
 
     fn settle_queues(&mut self) {
-        for places in self.queues.values() {
-            for place in &places[..Model::granted(places)] {
+        for places in self.queues.values_mut() {
+            let granted = Model::granted(places);
+            for index in 0..granted {
+                if places[index].slot.is_none() && matches!(places[index].mode, Mode::Slots(_)) {
+                    let taken = |slot: &u32| places[..granted].iter().any(|place| place.slot == Some(*slot));
+                    places[index].slot = (0..).find(|slot| !taken(slot));
+                }
+            }
+            for place in &places[..granted] {
                 if let Some(stay) = self.places.get_mut(&(place.key.clone(), place.token)) {
                     stay.granted.get_or_insert(self.applied);
                 }

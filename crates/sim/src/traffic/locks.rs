@@ -4,6 +4,7 @@
 use bytes::Bytes;
 use tenure_machine::{
     Command, Compare, CompareResult, CompareTarget, Delete, Keys, LeaseId, Leave, Lock, Mode, Op, Put, Revision, Txn,
+    Unlock,
 };
 use tenure_replica::{Answer, Answered};
 
@@ -60,6 +61,7 @@ impl Traffic {
             owner: Bytes::new(),
             holder: Bytes::from_static(b"holder"),
             metadata: Bytes::new(),
+            ..Default::default()
         }
     }
 
@@ -76,6 +78,7 @@ impl Traffic {
             2 => Command::Leave(Leave { key, call }),
             // With a token that is not the holder's: must change nothing.
             3 => release(key, token - 1, delete),
+            4 | 5 => unlock(&key, token - self.random.below(2) as Revision),
             _ => release(key, token, delete),
         };
         vec![Doing::Call(Request::Propose(command))]
@@ -142,6 +145,12 @@ fn release(key: Bytes, token: Revision, delete: Delete) -> Command {
     let compare =
         Compare { keys: Keys::One(key), result: CompareResult::Equal, target: CompareTarget::CreateRevision(token) };
     Command::Txn(Txn { compare: vec![compare], success: vec![Op::Delete(delete)], failure: Vec::new() })
+}
+
+/// As a native client does.
+fn unlock(key: &Bytes, token: Revision) -> Command {
+    let name = key.iter().rposition(|byte| *byte == b'/').map_or(key.clone(), |slash| key.slice(..slash));
+    Command::Unlock(Unlock { names: vec![name], token, epoch: 0 })
 }
 
 fn entry(name: &[u8], lease: LeaseId) -> Bytes {

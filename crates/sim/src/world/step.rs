@@ -130,6 +130,8 @@ impl World {
                 checked.map_err(|what| Broken { rule: "K5: a snapshot is the state", what })?;
             }
             Output::Answer { call, answer } => self.answered(call, &answer, within)?,
+            // Told to sessions only, of which this world has none.
+            Output::Queued { .. } | Output::Session { .. } => {}
             Output::Notice { stream, notice } => self.noticed(stream, &notice, within)?,
             Output::Send { to, .. } => {
                 return Err(Broken { rule: "alone", what: format!("a message to member {to}, who does not exist") });

@@ -1,0 +1,218 @@
+//! What the commands about locks do to the state.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::deadlock;
+use super::{LockEntry, entry_key};
+use crate::change::Change;
+use crate::mvcc::shared;
+use crate::{BusyReply, LeaseId, Leave, Lock, LockEnd, LockReply, Refusal, Reply, Revision, Unlock, View, limits};
+
+impl View {
+    /// Takes a place in each queue that is named, all at one revision: so all who ask for several locks
+    /// stand in one order, and cannot wait for each other in a circle.
+    pub(crate) fn lock(&mut self, change: &mut Change, lock: &Lock) -> Result<Reply, Refusal> {
+        self.check_sound()?;
+        check_names(lock)?;
+        if lock.lease <= 0 || !self.leases.contains(lock.lease) {
+            return Err(Refusal::LeaseNotFound);
+        }
+        self.check_epoch(lock.lease, lock.epoch)?;
+        let keys: Vec<_> = names(lock).map(|name| entry_key(name, lock.lease)).collect();
+        let there = keys.iter().filter(|key| self.store.live(key).is_some()).count();
+        if there > 0 {
+            return self.lock_again(change, lock, &keys, there);
+        }
+        self.check_growth()?;
+        for name in names(lock) {
+            self.locks.check_room(name)?;
+        }
+        if let Some(busy) = names(lock).find(|name| !self.locks.would_grant(name, lock.mode)) {
+            if lock.try_once {
+                return Ok(Reply::Busy(self.busy(busy)));
+            }
+            if !lock.owner.is_empty()
+                && let Some(cycle) = deadlock::cycle(&self.locks, lock)
+            {
+                return Err(Refusal::Deadlock { cycle });
+            }
+        }
+        change.events.reserve_exact(keys.len());
+        for key in &keys {
+            self.write(change, key, Some(lock), |_| (lock.value[..].into(), lock.lease));
+        }
+        // Whether and when they are granted is filled in when the queues are settled.
+        Ok(Reply::Lock(self.lock_reply(keys, change.revision, false)))
+    }
+
+    /// The same lease asks again: same places, same token. To ask for more than it has is refused, because
+    /// to wait for one lock while holding another is how deadlocks begin.
+    fn lock_again(
+        &mut self,
+        change: &mut Change,
+        lock: &Lock,
+        keys: &[Vec<u8>],
+        there: usize,
+    ) -> Result<Reply, Refusal> {
+        let mut token = None;
+        for key in keys {
+            let Some(kv) = self.store.live(key) else { continue };
+            let (_, _, entry) = self.locks.entry(&kv.key, kv.create_revision).ok_or(Refusal::NotAnEntry)?;
+            if there < keys.len() || token.is_some_and(|token| token != entry.token) {
+                return Err(Refusal::HeldAlready);
+            }
+            token = Some(entry.token);
+        }
+        let token = token.ok_or(Refusal::NotAnEntry)?;
+        for (name, key) in names(lock).zip(keys) {
+            self.rejoin(change, lock, name, key, token);
+        }
+        Ok(Reply::Lock(self.lock_reply(keys.to_vec(), token, true)))
+    }
+
+    fn rejoin(&mut self, change: &mut Change, lock: &Lock, name: &[u8], key: &[u8], token: Revision) {
+        let Some(kv) = self.store.live(key).cloned() else { return };
+        self.locks.rejoin(name, token, lock.call);
+        let replaces_value = lock.overwrite && kv.value[..] != lock.value[..];
+        // Somebody's put may have taken the lease from the key: without it the entry would outlive its owner.
+        if replaces_value || kv.lease != lock.lease {
+            let value = if replaces_value { Box::from(&lock.value[..]) } else { kv.value.clone() };
+            self.write(change, &kv.key, None, |_| (value, lock.lease));
+        }
+    }
+
+    fn lock_reply(&self, keys: Vec<Vec<u8>>, token: Revision, renewed: bool) -> LockReply {
+        let mut keys = keys.iter().map(|key| self.store.live(key).map_or_else(|| shared(key), |kv| kv.key.clone()));
+        let key = keys.next().unwrap_or_default();
+        LockReply { key, more_keys: keys.collect(), token, granted: false, slot: 0, renewed, ahead: 0 }
+    }
+
+    pub(crate) fn fill_lock_reply(&self, reply: &mut LockReply) {
+        reply.granted = true;
+        for key in std::iter::once(&reply.key).chain(&reply.more_keys) {
+            let Some((_, queue, entry)) = self.locks.entry(key, reply.token) else { continue };
+            reply.granted &= entry.granted_wall_ms.is_some();
+            reply.ahead = reply.ahead.max(queue.ahead(entry.token));
+        }
+        reply.slot = self.locks.entry(&reply.key, reply.token).map_or(0, |(_, _, entry)| entry.slot);
+    }
+
+    /// Who is in the way of somebody who asks for `name`.
+    pub fn busy(&self, name: &[u8]) -> BusyReply {
+        let (entries, granted) = self.lock_counts(name);
+        let holder = self.lock_queue(name).next().cloned();
+        BusyReply { name: Bytes::copy_from_slice(name), holder, waiting: entries - granted }
+    }
+
+    pub(crate) fn unlock(&mut self, change: &mut Change, unlock: &Unlock) -> Result<Reply, Refusal> {
+        self.check_sound()?;
+        let mut held = Vec::new();
+        for name in &unlock.names {
+            match self.locks.queue(name).map(|queue| queue.holder(unlock.token)) {
+                None => {}
+                Some(None) => return Err(Refusal::NotTheHolder),
+                Some(Some(entry)) => {
+                    self.check_epoch(entry.lease, unlock.epoch)?;
+                    held.push(entry.key.clone());
+                }
+            }
+        }
+        for key in &held {
+            self.delete(change, key, LockEnd::Released);
+        }
+        Ok(Reply::Unlocked { released: !held.is_empty() })
+    }
+
+    /// An operator's way out: ends the tenure of the holder with this token, whoever it is.
+    pub(crate) fn force_release(
+        &mut self,
+        change: &mut Change,
+        name: &[u8],
+        token: Revision,
+    ) -> Result<Reply, Refusal> {
+        self.check_sound()?;
+        let queue = self.locks.queue(name).ok_or(Refusal::NotHeld)?;
+        let entry = queue.holder(token).ok_or(Refusal::NotTheHolder)?.clone();
+        self.delete(change, &entry.key, LockEnd::Forced);
+        Ok(Reply::ForceReleased(entry))
+    }
+
+    /// Forgets who held a lock that nobody holds.
+    pub(crate) fn forget_lock(&mut self, name: &[u8]) -> Result<Reply, Refusal> {
+        if self.locks.queue(name).is_some() {
+            return Err(Refusal::InUse);
+        }
+        let before = self.locks.recent.len();
+        self.locks.recent.retain(|holder| holder.name != name);
+        Ok(Reply::LockForgotten { holders: before - self.locks.recent.len() })
+    }
+
+    /// Gives up all places that the call has taken, if no later call has taken them over.
+    pub(crate) fn leave(&mut self, change: &mut Change, leave: &Leave) -> Result<Reply, Refusal> {
+        self.check_sound()?;
+        let mut left = false;
+        for key in self.places_of(leave) {
+            left |= self.delete(change, &key, LockEnd::Left).is_some();
+        }
+        Ok(Reply::Left { left })
+    }
+
+    fn places_of(&self, leave: &Leave) -> Vec<crate::SharedBytes> {
+        let mut places = Vec::new();
+        let is_last_joiner = |entry: &LockEntry| entry.last_joiner == Some(leave.call);
+        let entry = self.lock_entry(&leave.key).map(|(_, entry)| entry).filter(|entry| is_last_joiner(entry));
+        let Some(entry) = entry else { return places };
+        places.push(entry.key.clone());
+        for name in entry.together.iter() {
+            let key = entry_key(name, entry.lease);
+            let sibling = self.lock_entry(&key).map(|(_, entry)| entry);
+            let sibling = sibling.filter(|sibling| sibling.token == entry.token && is_last_joiner(sibling));
+            places.extend(sibling.map(|sibling| sibling.key.clone()));
+        }
+        places.dedup();
+        places
+    }
+
+    /// What an older stream of a session that was resumed elsewhere sends is void.
+    fn check_epoch(&self, lease: LeaseId, epoch: u64) -> Result<(), Refusal> {
+        match epoch != 0 && self.leases.epoch(lease) != Some(epoch) {
+            true => Err(Refusal::SessionResumed),
+            false => Ok(()),
+        }
+    }
+
+    /// A stream takes a session over; what an older one still sends has no effect from here on.
+    pub(crate) fn resume_session(&mut self, lease: LeaseId) -> Result<Reply, Refusal> {
+        let (epoch, ttl_ms) = self.leases.resume(lease).ok_or(Refusal::LeaseNotFound)?;
+        Ok(Reply::SessionResumed { epoch, ttl_ms })
+    }
+}
+
+fn names(lock: &Lock) -> impl Iterator<Item = &Bytes> {
+    std::iter::once(&lock.name).chain(&lock.more_names)
+}
+
+fn check_names(lock: &Lock) -> Result<(), Refusal> {
+    if lock.more_names.len() >= limits::LOCK_NAMES {
+        return Err(Refusal::TooManyNames);
+    }
+    for (index, name) in names(lock).enumerate() {
+        if name.len() > limits::LOCK_NAME_BYTES {
+            return Err(Refusal::NameTooLong);
+        }
+        if names(lock).take(index).any(|earlier| earlier == name) {
+            return Err(Refusal::HeldAlready);
+        }
+    }
+    Ok(())
+}
+
+/// The other names that an entry was taken together with.
+pub(crate) fn together(lock: &Lock, own: &[u8]) -> Arc<[Bytes]> {
+    match lock.more_names.is_empty() {
+        true => Arc::default(),
+        false => names(lock).filter(|name| name[..] != *own).map(|name| Bytes::copy_from_slice(name)).collect(),
+    }
+}

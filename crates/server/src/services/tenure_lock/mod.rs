@@ -1,0 +1,314 @@
+//! Tenure's own lock service, `tenure.v1.LockService`.
+//!
+//! The same queues as behind etcd's lock service, asked for more: modes, several names at once,
+//! waiting for a while or not at all, tokens, owners, and everything there is to know of a lock.
+//! What is asked is checked and converted in [`request`], what is told is put together in
+//! [`describe`], and [`session`] carries the traffic of one client on one stream.
+
+mod describe;
+mod request;
+mod session;
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure_api::tenure::v1::lock_service_server::LockService;
+use tenure_api::tenure::v1::{
+    DeleteRequest, DeleteResponse, DescribeRequest, DescribeResponse, ForceReleaseRequest, ForceReleaseResponse,
+    Header, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseRevokeRequest,
+    LeaseRevokeResponse, ListRequest, ListResponse, ListSessionsRequest, ListSessionsResponse, LockRequest,
+    LockResponse, SessionRequest, SessionResponse, UnlockRequest, UnlockResponse, WatchRequest, WatchResponse,
+};
+use tenure_machine::{BusyReply, Command, LeaseGrant, Refusal, Reply};
+use tenure_replica::{Consistency, Failure};
+use tokio_stream::Stream;
+use tonic::transport::server::TcpConnectInfo;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::errors;
+use super::kv::unexpected;
+use super::produced::{Emitter, Produced, produced};
+use super::{Shared, authorize};
+use crate::member::{At, Locked};
+pub use session::Sessions;
+
+pub struct TenureLockService(pub Arc<Shared>);
+
+#[tonic::async_trait]
+impl LockService for TenureLockService {
+    /// A call that is cancelled drops this future, and with it its places in the queues.
+    async fn lock(&self, request: Request<LockRequest>) -> Result<Response<LockResponse>, Status> {
+        authorize("Lock", request.metadata())?;
+        self.acquire(request.into_inner()).await
+    }
+
+    async fn try_lock(&self, request: Request<LockRequest>) -> Result<Response<LockResponse>, Status> {
+        authorize("TryLock", request.metadata())?;
+        self.acquire(LockRequest { timeout_ms: Some(0), ..request.into_inner() }).await
+    }
+
+    async fn unlock(&self, request: Request<UnlockRequest>) -> Result<Response<UnlockResponse>, Status> {
+        authorize("Unlock", request.metadata())?;
+        let UnlockRequest { name, more_names, fencing_token } = request.into_inner();
+        let unlock = request::unlock(name, more_names, fencing_token, 0)?;
+        let at = self.0.member.submit(Command::Unlock(unlock)).await.map_err(failed)?;
+        match at.value {
+            Reply::Unlocked { released } => {
+                Ok(Response::new(UnlockResponse { header: header(&self.0, &at), released }))
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    async fn lease_grant(&self, request: Request<LeaseGrantRequest>) -> Result<Response<LeaseGrantResponse>, Status> {
+        authorize("LeaseGrant", request.metadata())?;
+        let LeaseGrantRequest { ttl_ms, id, client_id } = request.into_inner();
+        let ttl_ms = request::ttl_ms(ttl_ms)?;
+        let lease = match id {
+            0 => self.0.member.draw_lease_id(),
+            1.. => id,
+            _ => return Err(Status::invalid_argument("a lease id must be positive")),
+        };
+        let grant = LeaseGrant { lease, ttl_ms, client: request::words("client_id", client_id)? };
+        let at = self.0.member.submit(Command::LeaseGrant(grant)).await.map_err(failed)?;
+        Ok(Response::new(LeaseGrantResponse {
+            header: header(&self.0, &at),
+            id: lease,
+            ttl_ms: ttl_ms as i64,
+            failover_safe: ttl_ms >= self.0.config.lease_ttl_min_seconds() as u64 * 1000,
+        }))
+    }
+
+    async fn lease_revoke(
+        &self,
+        request: Request<LeaseRevokeRequest>,
+    ) -> Result<Response<LeaseRevokeResponse>, Status> {
+        authorize("LeaseRevoke", request.metadata())?;
+        let lease = request.into_inner().id;
+        let at = self.0.member.submit(Command::LeaseRevoke { lease }).await.map_err(failed)?;
+        Ok(Response::new(LeaseRevokeResponse { header: header(&self.0, &at) }))
+    }
+
+    type LeaseKeepAliveStream = Produced<Result<LeaseKeepAliveResponse, Status>>;
+
+    async fn lease_keep_alive(
+        &self,
+        request: Request<Streaming<LeaseKeepAliveRequest>>,
+    ) -> Result<Response<Self::LeaseKeepAliveStream>, Status> {
+        authorize("LeaseKeepAlive", request.metadata())?;
+        let shared = self.0.clone();
+        let requests = request.into_inner();
+        Ok(Response::new(produced(|emitter| keep_alive(shared, requests, emitter))))
+    }
+
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<WatchResponse, Status>> + Send>>;
+
+    async fn watch(&self, request: Request<Streaming<WatchRequest>>) -> Result<Response<Self::WatchStream>, Status> {
+        authorize("Watch", request.metadata())?;
+        Err(Status::unimplemented("watch the keys beneath a lock's name with etcd's Watch"))
+    }
+
+    async fn describe(&self, request: Request<DescribeRequest>) -> Result<Response<DescribeResponse>, Status> {
+        authorize("Describe", request.metadata())?;
+        let name = request::name(request.into_inner().name)?;
+        let at = self.0.member.view(Consistency::Linearizable).await.map_err(failed)?;
+        let leases = at.value.lock_queue(&name).take(describe::WAITERS).map(|entry| entry.lease).collect();
+        let times = self.0.member.lease_times(leases).await.map_err(failed)?.value;
+        let header = header(&self.0, &at);
+        Ok(Response::new(DescribeResponse { header, ..describe::lock(&at.value, &name, &times) }))
+    }
+
+    async fn list(&self, request: Request<ListRequest>) -> Result<Response<ListResponse>, Status> {
+        authorize("List", request.metadata())?;
+        let ListRequest { prefix, limit, page_token } = request.into_inner();
+        let at = self.0.member.view(Consistency::Linearizable).await.map_err(failed)?;
+        let header = header(&self.0, &at);
+        let page = describe::Page { prefix: prefix.into(), after: page_token.into(), limit: describe::limit(limit) };
+        let (names, next_page_token) = describe::page(&at.value, &page);
+        let leases =
+            names.iter().filter_map(|name| at.value.lock_queue(name).next()).map(|first| first.lease).collect();
+        let times = self.0.member.lease_times(leases).await.map_err(failed)?.value;
+        let locks = describe::summaries(&at.value, &names, &times);
+        Ok(Response::new(ListResponse { header, locks, next_page_token, now_unix_ms: describe::now_unix_ms() }))
+    }
+
+    async fn list_sessions(
+        &self,
+        request: Request<ListSessionsRequest>,
+    ) -> Result<Response<ListSessionsResponse>, Status> {
+        authorize("ListSessions", request.metadata())?;
+        let ListSessionsRequest { limit, page_token } = request.into_inner();
+        let after = match page_token.as_str() {
+            "" => 0,
+            token => i64::from_str_radix(token, 16).map_err(|_| Status::invalid_argument("not a page token"))?,
+        };
+        let at = self.0.member.view(Consistency::Linearizable).await.map_err(failed)?;
+        let header = header(&self.0, &at);
+        let limit = describe::limit(limit);
+        let view = at.value;
+        let listed = tokio::task::spawn_blocking(move || describe::sessions(&view, after, limit)).await;
+        let (mut sessions, next_page_token) = listed.map_err(|_| Status::from(errors::STOPPED))?;
+        let leases = sessions.iter().filter_map(|session| session.lease.as_ref()).map(|lease| lease.id).collect();
+        let times = self.0.member.lease_times(leases).await.map_err(failed)?.value;
+        for (session, time) in sessions.iter_mut().zip(&times) {
+            describe::fill_lease_time(session.lease.as_mut(), time.as_ref());
+            self.0.sessions.describe(session);
+        }
+        Ok(Response::new(ListSessionsResponse {
+            header,
+            sessions,
+            next_page_token,
+            now_unix_ms: describe::now_unix_ms(),
+        }))
+    }
+
+    async fn force_release(
+        &self,
+        request: Request<ForceReleaseRequest>,
+    ) -> Result<Response<ForceReleaseResponse>, Status> {
+        authorize("ForceRelease", request.metadata())?;
+        let ForceReleaseRequest { name, fencing_token } = request.into_inner();
+        let name = request::name(name)?;
+        let command = Command::ForceRelease { name: name.clone(), token: fencing_token };
+        let at = self.0.member.submit(command).await.map_err(failed)?;
+        let header = header(&self.0, &at);
+        match at.value {
+            Reply::ForceReleased(entry) => {
+                let name = String::from_utf8_lossy(&name).into_owned();
+                tracing::warn!(name, token = fencing_token, "an operator has taken a lock from its holder");
+                Ok(Response::new(ForceReleaseResponse { header, released: Some(describe::entry(&entry, None)) }))
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    async fn delete(&self, request: Request<DeleteRequest>) -> Result<Response<DeleteResponse>, Status> {
+        authorize("Delete", request.metadata())?;
+        let name = request::name(request.into_inner().name)?;
+        let at = self.0.member.submit(Command::ForgetLock { name }).await.map_err(failed)?;
+        match at.value {
+            Reply::LockForgotten { holders } => {
+                Ok(Response::new(DeleteResponse { header: header(&self.0, &at), forgotten: holders as u64 }))
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    type SessionStream = Produced<Result<SessionResponse, Status>>;
+
+    async fn session(
+        &self,
+        request: Request<Streaming<SessionRequest>>,
+    ) -> Result<Response<Self::SessionStream>, Status> {
+        authorize("Session", request.metadata())?;
+        let address = request.extensions().get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
+        let shared = self.0.clone();
+        let requests = request.into_inner();
+        Ok(Response::new(produced(|emitter| session::serve(shared, requests, address, emitter))))
+    }
+}
+
+impl TenureLockService {
+    async fn acquire(&self, asked: LockRequest) -> Result<Response<LockResponse>, Status> {
+        let timeout_ms = asked.timeout_ms;
+        let lock = request::lock(asked, self.0.member.draw_call())?;
+        let name = lock.name.clone();
+        match timeout_ms {
+            None | Some(0) => self.answer(self.0.member.lock(lock).await).await,
+            Some(timeout_ms) => {
+                let timeout = Duration::from_millis(timeout_ms as u64);
+                match tokio::time::timeout(timeout, self.0.member.lock(lock)).await {
+                    Ok(locked) => self.answer(locked).await,
+                    // Dropping the call has given up its places.
+                    Err(_) => {
+                        let at = self.0.member.view(Consistency::Linearizable).await.map_err(failed)?;
+                        let busy = at.value.busy(&name);
+                        self.busy(&at, busy).await
+                    }
+                }
+            }
+        }
+    }
+
+    async fn answer(&self, locked: Result<At<Locked>, Failure>) -> Result<Response<LockResponse>, Status> {
+        let at = locked.map_err(failed)?;
+        let header = header(&self.0, &at);
+        let reply = match at.value {
+            Locked::Busy(ref busy) => {
+                let busy = busy.clone();
+                return self.busy(&at, busy).await;
+            }
+            Locked::Held(reply) => reply,
+        };
+        Ok(Response::new(LockResponse {
+            header,
+            key: describe::text(&reply.key),
+            fencing_token: reply.token,
+            acquired: true,
+            renewed: reply.renewed,
+            holder: None,
+            waiting: 0,
+            slot: reply.slot,
+        }))
+    }
+
+    async fn busy<T>(&self, at: &At<T>, busy: BusyReply) -> Result<Response<LockResponse>, Status> {
+        let holder = match &busy.holder {
+            Some(entry) => {
+                let time = self.0.member.lease_times(vec![entry.lease]).await.map_err(failed)?.value.pop().flatten();
+                Some(describe::entry(entry, time.as_ref()))
+            }
+            None => None,
+        };
+        Ok(Response::new(LockResponse {
+            header: header(&self.0, at),
+            holder,
+            waiting: busy.waiting as u64,
+            ..LockResponse::default()
+        }))
+    }
+}
+
+/// One at a time, in the order in which they come; an unknown lease ends the stream.
+async fn keep_alive(
+    shared: Arc<Shared>,
+    mut requests: Streaming<LeaseKeepAliveRequest>,
+    mut emitter: Emitter<Result<LeaseKeepAliveResponse, Status>>,
+) {
+    while let Ok(Some(LeaseKeepAliveRequest { id })) = requests.message().await {
+        let renewed = match shared.member.keep_alive(id).await.map_err(failed) {
+            Ok(at) => match at.value {
+                Some(ttl_ms) => Ok(LeaseKeepAliveResponse { header: header(&shared, &at), id, ttl_ms: ttl_ms as i64 }),
+                None => Err(errors::LEASE_NOT_FOUND.into()),
+            },
+            Err(status) => Err(status),
+        };
+        let failed = renewed.is_err();
+        emitter.emit(renewed).await;
+        if failed {
+            return;
+        }
+    }
+}
+
+fn header<T>(shared: &Shared, at: &At<T>) -> Option<Header> {
+    let header = shared.header(at)?;
+    Some(Header {
+        cluster_id: header.cluster_id,
+        member_id: header.member_id,
+        revision: header.revision,
+        raft_term: header.raft_term,
+    })
+}
+
+/// In the words of this service: a refusal says what to do about it.
+fn failed(failure: Failure) -> Status {
+    match failure {
+        Failure::Refused(Refusal::Deadlock { cycle }) => Status::failed_precondition(format!("deadlock: {cycle}")),
+        Failure::EntryEnded(cause) => {
+            Status::failed_precondition(format!("the place in the queue is gone: {}", describe::end_in_words(cause)))
+        }
+        failure => errors::failed(failure),
+    }
+}

@@ -1,0 +1,412 @@
+//! All lock traffic of one client on one stream.
+//!
+//! A session lives by a lease. Its requests are numbered and put to the replica as they come, many
+//! at a time; answers go back as they are ready, each with its number. The replica tells the stream
+//! of losses by itself. A session that comes back on another stream, here or at another member,
+//! raises the epoch of its lease: whatever the older stream had still under way has no effect then.
+//! A stream that breaks gives nothing up: its places stay until the lease ends.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tenure_api::tenure::v1::session_request::Request as Asked;
+use tenure_api::tenure::v1::session_response::Response as Told;
+use tenure_api::tenure::v1::{
+    LeaderChanged, LockRequest, SessionClosed, SessionGranted, SessionHeld, SessionLock, SessionLost, SessionOpen,
+    SessionOpened, SessionQueued, SessionRefused, SessionRenewed, SessionRequest, SessionResponse, SessionSummary,
+    SessionUnlock, SessionUnlocked, SessionWarning,
+};
+use tenure_machine::lock::entry_key;
+use tenure_machine::{BusyReply, Command, LeaseGrant, LeaseId, Leave, Reply};
+use tenure_replica::{Answered, CallId, Consistency, Failure, Input, SessionNotice};
+use tokio::time::Instant;
+use tonic::{Code, Status, Streaming};
+
+use super::{describe, failed, header, request};
+use crate::calls::{OpenSession, SessionMail};
+use crate::member::At;
+use crate::services::produced::Emitter;
+use crate::services::{Shared, errors};
+
+/// Requests of one session that are under way at once; beyond it no more are read.
+const IN_FLIGHT: usize = 4096;
+
+/// The sessions whose streams this process carries.
+#[derive(Default)]
+pub struct Sessions(Mutex<BTreeMap<LeaseId, Connected>>);
+
+#[derive(Clone, Copy)]
+struct Connected {
+    stream: u64,
+    address: Option<SocketAddr>,
+    since_unix_ms: i64,
+    last_seen_unix_ms: i64,
+}
+
+impl Sessions {
+    /// Adds what is known of the stream of a session.
+    pub fn describe(&self, session: &mut SessionSummary) {
+        let lease = session.lease.as_ref().map_or(0, |lease| lease.id);
+        let sessions = self.0.lock().expect("no panic while the sessions are locked");
+        if let Some(connected) = sessions.get(&lease) {
+            session.address = connected.address.map_or(String::new(), |address| address.to_string());
+            session.connected_since_unix_ms = connected.since_unix_ms;
+            session.last_seen_unix_ms = connected.last_seen_unix_ms;
+        }
+    }
+
+    fn enter(&self, lease: LeaseId, connected: Connected) {
+        self.0.lock().expect("no panic while the sessions are locked").insert(lease, connected);
+    }
+
+    fn seen(&self, lease: LeaseId) {
+        let mut sessions = self.0.lock().expect("no panic while the sessions are locked");
+        if let Some(connected) = sessions.get_mut(&lease) {
+            connected.last_seen_unix_ms = describe::now_unix_ms();
+        }
+    }
+
+    fn leave(&self, lease: LeaseId, stream: u64) {
+        let mut sessions = self.0.lock().expect("no panic while the sessions are locked");
+        if sessions.get(&lease).is_some_and(|connected| connected.stream == stream) {
+            sessions.remove(&lease);
+        }
+    }
+}
+
+pub async fn serve(
+    shared: Arc<Shared>,
+    mut requests: Streaming<SessionRequest>,
+    address: Option<SocketAddr>,
+    mut emitter: Emitter<Result<SessionResponse, Status>>,
+) {
+    let opened = open(shared, &mut requests, address).await;
+    let (mut session, opened) = match opened {
+        Ok(opened) => opened,
+        Err(status) => return emitter.emit(Err(status)).await,
+    };
+    emitter.emit(Ok(opened)).await;
+    let end = loop {
+        let wake = session.next_wake();
+        let step = tokio::select! {
+            biased;
+            mail = session.stream.next() => match mail {
+                Some(mail) => session.hear(mail),
+                None => Err(errors::STOPPED.into()),
+            },
+            asked = requests.message(), if session.under_way.len() < IN_FLIGHT => match asked {
+                Ok(Some(asked)) => session.take(asked),
+                // The client hung up, or is gone.
+                Ok(None) | Err(_) => return,
+            },
+            () = tokio::time::sleep_until(wake) => {
+                session.pass_time();
+                Ok(())
+            }
+        };
+        while let Some(response) = session.out.pop_front() {
+            emitter.emit(Ok(response)).await;
+        }
+        match step {
+            Ok(()) if session.closed => return,
+            Ok(()) => {}
+            Err(status) => break status,
+        }
+    };
+    emitter.emit(Err(end)).await;
+}
+
+struct Session {
+    shared: Arc<Shared>,
+    stream: OpenSession,
+    lease: LeaseId,
+    epoch: u64,
+    ttl_ms: u64,
+    client: Bytes,
+    /// The last number that was used.
+    number: u64,
+    under_way: HashMap<u64, UnderWay>,
+    timeouts: BTreeSet<(Instant, u64)>,
+    /// When the renewal that was confirmed last had come.
+    renewed_at: Instant,
+    is_warned: bool,
+    closed: bool,
+    out: VecDeque<SessionResponse>,
+}
+
+struct UnderWay {
+    call: CallId,
+    what: What,
+}
+
+enum What {
+    Lock { name: Bytes, leave: Leave, timeout: Option<Instant> },
+    Unlock,
+    Renew { came: Instant },
+    Close,
+}
+
+/// The first request says which session it is; the answer says what it has.
+async fn open(
+    shared: Arc<Shared>,
+    requests: &mut Streaming<SessionRequest>,
+    address: Option<SocketAddr>,
+) -> Result<(Session, SessionResponse), Status> {
+    let first = requests.message().await?;
+    let Some(SessionRequest { number, request: Some(Asked::Open(asked)) }) = first else {
+        return Err(Status::invalid_argument("a session begins with open"));
+    };
+    let SessionOpen { session_id, ttl_ms, client_id } = asked;
+    let client = request::words("client_id", client_id)?;
+    let came = Instant::now();
+    let lease = match session_id {
+        0 => {
+            let lease = shared.member.draw_lease_id();
+            let grant = LeaseGrant { lease, ttl_ms: request::ttl_ms(ttl_ms)?, client: client.clone() };
+            shared.member.submit(Command::LeaseGrant(grant)).await.map_err(failed)?;
+            lease
+        }
+        session_id => session_id,
+    };
+    let at = shared.member.submit(Command::ResumeSession { lease }).await.map_err(failed)?;
+    let Reply::SessionResumed { epoch, ttl_ms } = at.value else {
+        return Err(Status::internal("a session was answered with something else"));
+    };
+    // A resumption shows that the client lives, like any renewal.
+    shared.member.keep_alive(lease).await.map_err(failed)?.value.ok_or(errors::LEASE_NOT_FOUND)?;
+    let stream = shared.member.open_session();
+    stream.bring(Input::SessionOpened { stream: stream.stream, lease });
+    let view = shared.member.view(Consistency::Linearizable).await.map_err(failed)?;
+    let now_unix_ms = describe::now_unix_ms();
+    let connected =
+        Connected { stream: stream.stream, address, since_unix_ms: now_unix_ms, last_seen_unix_ms: now_unix_ms };
+    shared.sessions.enter(lease, connected);
+    let opened = SessionOpened {
+        session_id: lease,
+        ttl_ms: ttl_ms as i64,
+        epoch,
+        held: held(&view, lease),
+        header: header(&shared, &view),
+    };
+    let session = Session {
+        shared,
+        stream,
+        lease,
+        epoch,
+        ttl_ms,
+        client,
+        number,
+        under_way: HashMap::new(),
+        timeouts: BTreeSet::new(),
+        renewed_at: came,
+        is_warned: false,
+        closed: false,
+        out: VecDeque::new(),
+    };
+    Ok((session, SessionResponse { number, response: Some(Told::Opened(opened)) }))
+}
+
+fn held(view: &At<tenure_machine::View>, lease: LeaseId) -> Vec<SessionHeld> {
+    let keys = view.value.lease(lease).map_or(Vec::new(), |lease| lease.keys);
+    let entries = keys.iter().filter_map(|key| view.value.lock_entry(key));
+    let granted = entries.filter(|(_, entry)| entry.granted_wall_ms.is_some());
+    granted.map(|(name, entry)| SessionHeld { name: describe::text(name), fencing_token: entry.token }).collect()
+}
+
+impl Session {
+    fn take(&mut self, asked: SessionRequest) -> Result<(), Status> {
+        let SessionRequest { number, request } = asked;
+        if number <= self.number {
+            let text = format!("request {number} comes after {}: numbers must grow", self.number);
+            return Err(Status::invalid_argument(text));
+        }
+        self.number = number;
+        match request {
+            Some(Asked::Lock(asked)) => self.lock(number, asked),
+            Some(Asked::Unlock(SessionUnlock { name, more_names, fencing_token })) => {
+                match request::unlock(name, more_names, fencing_token, self.epoch) {
+                    Ok(unlock) => self
+                        .bring(number, What::Unlock, |call| Input::Propose { call, command: Command::Unlock(unlock) }),
+                    Err(status) => self.refuse(number, &status),
+                }
+            }
+            Some(Asked::Renew(_)) => {
+                self.shared.sessions.seen(self.lease);
+                let (lease, epoch) = (self.lease, self.epoch);
+                let what = What::Renew { came: Instant::now() };
+                self.bring(number, what, |call| Input::KeepAlive { call, lease, epoch });
+            }
+            Some(Asked::Cancel(asked)) => self.give_up(asked.number, Code::Cancelled, "cancelled"),
+            Some(Asked::Close(_)) => {
+                let command = Command::LeaseRevoke { lease: self.lease };
+                self.bring(number, What::Close, |call| Input::Propose { call, command });
+            }
+            Some(Asked::Open(_)) => return Err(Status::invalid_argument("this stream has its session already")),
+            None => return Err(Status::invalid_argument("an empty request")),
+        }
+        Ok(())
+    }
+
+    fn lock(&mut self, number: u64, asked: SessionLock) {
+        let timeout_ms = asked.timeout_ms.filter(|timeout_ms| *timeout_ms > 0);
+        let asked = LockRequest {
+            name: asked.name,
+            more_names: asked.more_names,
+            lease_id: self.lease,
+            metadata: asked.metadata,
+            timeout_ms: asked.timeout_ms,
+            mode: asked.mode,
+            slots: asked.slots,
+            holder_id: asked.holder_id,
+            owner: asked.owner,
+        };
+        let mut lock = match request::lock(asked, self.shared.member.draw_call()) {
+            Ok(lock) => lock,
+            Err(status) => return self.refuse(number, &status),
+        };
+        lock.epoch = self.epoch;
+        if lock.holder.is_empty() {
+            lock.holder = self.client.clone();
+        }
+        let leave = Leave { key: entry_key(&lock.name, lock.lease).into(), call: lock.call };
+        let timeout = timeout_ms.map(|timeout_ms| Instant::now() + Duration::from_millis(timeout_ms as u64));
+        if let Some(timeout) = timeout {
+            self.timeouts.insert((timeout, number));
+        }
+        let what = What::Lock { name: lock.name.clone(), leave, timeout };
+        self.bring(number, what, |call| Input::Lock { call, lock });
+    }
+
+    fn bring(&mut self, number: u64, what: What, input: impl FnOnce(CallId) -> Input) {
+        if !matches!(what, What::Renew { .. } | What::Unlock | What::Close) && self.shared.member.is_overloaded() {
+            return self.refuse(number, &failed(Failure::Overloaded));
+        }
+        let call = self.stream.open_call(number);
+        self.under_way.insert(number, UnderWay { call, what });
+        self.stream.bring(input(call));
+    }
+
+    fn hear(&mut self, mail: SessionMail) -> Result<(), Status> {
+        match mail {
+            SessionMail::Queued { number, ahead } => {
+                self.tell(number, Told::Queued(SessionQueued { ahead: ahead as u64 }));
+            }
+            SessionMail::Notice(SessionNotice::Lost { name, token, cause }) => {
+                let name = describe::text(&name);
+                let lost = SessionLost { name, fencing_token: token, cause: describe::end(cause).into() };
+                self.tell(0, Told::Lost(lost));
+            }
+            SessionMail::Notice(SessionNotice::LeaderChanged { leader, term }) => {
+                self.tell(0, Told::LeaderChanged(LeaderChanged { leader_id: leader, raft_term: term }));
+            }
+            SessionMail::Answer { number, answer } => {
+                // One that was given up has been answered already.
+                if let Some(UnderWay { what, .. }) = self.under_way.remove(&number) {
+                    return self.answer(number, what, answer.result);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, number: u64, what: What, result: Result<Answered, Failure>) -> Result<(), Status> {
+        if let What::Lock { timeout: Some(timeout), .. } = &what {
+            self.timeouts.remove(&(*timeout, number));
+        }
+        match (what, result) {
+            (_, Ok(Answered::Lock(reply))) => {
+                let granted = SessionGranted { fencing_token: reply.token, renewed: reply.renewed, slot: reply.slot };
+                self.tell(number, Told::Granted(granted));
+            }
+            (_, Ok(Answered::Reply(Reply::Busy(busy)))) => self.tell_busy(number, Code::Aborted, "busy", &busy),
+            (_, Ok(Answered::Reply(Reply::Unlocked { released }))) => {
+                self.tell(number, Told::Unlocked(SessionUnlocked { released }));
+            }
+            (What::Renew { came }, Ok(Answered::KeptAlive { ttl_ms: Some(ttl_ms) })) => {
+                (self.renewed_at, self.ttl_ms, self.is_warned) = (came, ttl_ms, false);
+                self.tell(number, Told::Renewed(SessionRenewed { ttl_ms: ttl_ms as i64 }));
+            }
+            // The session is over: nothing that it asks can succeed any more.
+            (What::Renew { .. }, Ok(_)) => return Err(errors::LEASE_NOT_FOUND.into()),
+            (What::Close, Ok(_)) => {
+                self.closed = true;
+                self.tell(number, Told::Closed(SessionClosed {}));
+            }
+            (_, Ok(other)) => return Err(Status::internal(format!("an unexpected answer: {other:?}"))),
+            (What::Renew { .. } | What::Close, Err(failure)) => return Err(failed(failure)),
+            (_, Err(failure)) => self.refuse(number, &failed(failure)),
+        }
+        Ok(())
+    }
+
+    /// A Lock whose time is up, or that nobody wants any more, leaves its queues.
+    fn give_up(&mut self, number: u64, code: Code, why: &str) {
+        if !matches!(self.under_way.get(&number), Some(UnderWay { what: What::Lock { .. }, .. })) {
+            return;
+        }
+        let Some(UnderWay { call, what: What::Lock { name, leave, timeout } }) = self.under_way.remove(&number) else {
+            return;
+        };
+        if let Some(timeout) = timeout {
+            self.timeouts.remove(&(timeout, number));
+        }
+        self.stream.drop_call(call);
+        self.stream.bring(Input::CancelLock { call, leave });
+        self.tell_busy(number, code, why, &BusyReply { name, holder: None, waiting: 0 });
+    }
+
+    fn pass_time(&mut self) {
+        let now = Instant::now();
+        while let Some((_, number)) = self.timeouts.first().copied().filter(|(due, _)| *due <= now) {
+            self.give_up(number, Code::DeadlineExceeded, "not granted in time");
+        }
+        if !self.is_warned && now >= self.warn_at() {
+            self.is_warned = true;
+            let ends = self.renewed_at + Duration::from_millis(self.ttl_ms);
+            let remaining_ms = ends.saturating_duration_since(now).as_millis() as i64;
+            self.tell(0, Told::Warning(SessionWarning { remaining_ms }));
+        }
+    }
+
+    fn next_wake(&self) -> Instant {
+        let warn = if self.is_warned { Instant::now() + Duration::from_secs(3600) } else { self.warn_at() };
+        self.timeouts.first().map_or(warn, |(due, _)| (*due).min(warn))
+    }
+
+    fn warn_at(&self) -> Instant {
+        self.renewed_at + Duration::from_millis(self.ttl_ms - self.ttl_ms / 3)
+    }
+
+    fn tell_busy(&mut self, number: u64, code: Code, message: &str, busy: &BusyReply) {
+        let holder = busy.holder.as_ref().map(|entry| describe::entry(entry, None));
+        let refused =
+            SessionRefused { code: code.into(), message: message.to_owned(), holder, waiting: busy.waiting as u64 };
+        self.tell(number, Told::Refused(refused));
+    }
+
+    fn refuse(&mut self, number: u64, status: &Status) {
+        let refused = SessionRefused {
+            code: status.code().into(),
+            message: status.message().to_owned(),
+            ..SessionRefused::default()
+        };
+        self.tell(number, Told::Refused(refused));
+    }
+
+    fn tell(&mut self, number: u64, response: Told) {
+        self.out.push_back(SessionResponse { number, response: Some(response) });
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        for (_, UnderWay { call, .. }) in self.under_way.drain() {
+            self.stream.drop_call(call);
+        }
+        self.stream.bring(Input::SessionClosed { stream: self.stream.stream, lease: self.lease });
+        self.shared.sessions.leave(self.lease, self.stream.stream);
+    }
+}

@@ -1,0 +1,327 @@
+//! Tenure's own lock service.
+
+use tenure_api::tenure::v1::lock_service_client::LockServiceClient;
+use tenure_api::tenure::v1::recent_holder::End;
+use tenure_api::tenure::v1::{
+    DeleteRequest, DescribeRequest, DescribeResponse, ForceReleaseRequest, LeaseGrantRequest, LeaseKeepAliveRequest,
+    LeaseRevokeRequest, ListRequest, ListSessionsRequest, LockRequest, LockResponse, Mode, UnlockRequest,
+};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+use crate::harness::*;
+
+type Client = LockServiceClient<Channel>;
+
+pub fn client(server: &Server) -> Client {
+    LockServiceClient::new(server.channel())
+}
+
+pub async fn lease(client: &mut Client, client_id: &str) -> i64 {
+    let request = LeaseGrantRequest { ttl_ms: 60_000, id: 0, client_id: client_id.to_owned() };
+    client.lease_grant(request).await.unwrap().into_inner().id
+}
+
+fn ask(name: &str, lease_id: i64) -> LockRequest {
+    LockRequest { name: name.to_owned(), lease_id, ..LockRequest::default() }
+}
+
+async fn lock(client: &mut Client, request: LockRequest) -> LockResponse {
+    timeout(PATIENCE, client.lock(request)).await.expect("in time").unwrap().into_inner()
+}
+
+async fn refused(client: &mut Client, request: LockRequest) -> (Code, String) {
+    let status = timeout(PATIENCE, client.lock(request)).await.expect("in time").unwrap_err();
+    (status.code(), status.message().to_owned())
+}
+
+fn waits(client: &Client, request: LockRequest) -> JoinHandle<Result<LockResponse, Status>> {
+    let mut client = client.clone();
+    tokio::spawn(async move { client.lock(request).await.map(|response| response.into_inner()) })
+}
+
+async fn unlock(client: &mut Client, name: &str, fencing_token: i64) -> Result<bool, Status> {
+    let request = UnlockRequest { name: name.to_owned(), fencing_token, ..UnlockRequest::default() };
+    client.unlock(request).await.map(|response| response.into_inner().released)
+}
+
+async fn describe(client: &mut Client, name: &str) -> DescribeResponse {
+    client.describe(DescribeRequest { name: name.to_owned() }).await.unwrap().into_inner()
+}
+
+/// Waits until so many wait for the lock.
+async fn waiting(client: &mut Client, name: &str, count: usize) {
+    timeout(PATIENCE, async { while describe(client, name).await.waiters.len() != count {} }).await.expect("in time");
+}
+
+#[tokio::test]
+async fn a_lock_is_taken_seen_and_given_back() {
+    let server = Server::start().await;
+    let mut client = client(&server);
+    let lease = lease(&mut client, "ada").await;
+    let request = LockRequest { metadata: "deploy 7".into(), ..ask("jobs", lease) };
+    let held = lock(&mut client, request.clone()).await;
+    assert!(held.acquired && !held.renewed);
+    assert_eq!(held.key, format!("jobs/{lease:x}"));
+    let again = lock(&mut client, request).await;
+    assert!(again.acquired && again.renewed);
+    assert_eq!(again.fencing_token, held.fencing_token, "the same place, the same token");
+
+    let found = describe(&mut client, "jobs").await;
+    let [holder] = &found.holders[..] else { panic!("{found:?}") };
+    assert_eq!((holder.holder_id.as_str(), holder.fencing_token), ("ada", held.fencing_token));
+    assert_eq!(holder.metadata, "deploy 7");
+    assert_eq!(
+        (holder.create_revision, holder.mod_revision, holder.version),
+        (held.fencing_token, held.fencing_token, 1)
+    );
+    let known = holder.lease.as_ref().unwrap();
+    assert_eq!((known.id, known.client_id.as_str(), known.granted_ttl_ms), (lease, "ada", 60_000));
+    assert!(known.remaining_ttl_ms > 0 && known.expiry_unix_ms > found.now_unix_ms);
+    assert_eq!(known.keys, [held.key.clone()]);
+
+    assert!(unlock(&mut client, "jobs", held.fencing_token).await.unwrap());
+    assert!(!unlock(&mut client, "jobs", held.fencing_token).await.unwrap(), "it is free already");
+    let found = describe(&mut client, "jobs").await;
+    assert!(found.holders.is_empty());
+    let [recent] = &found.recent[..] else { panic!("{found:?}") };
+    assert_eq!((recent.end(), recent.holder.as_ref().unwrap().fencing_token), (End::Released, held.fencing_token));
+    let forgotten = client.delete(DeleteRequest { name: "jobs".to_owned() }).await.unwrap().into_inner().forgotten;
+    assert_eq!((forgotten, describe(&mut client, "jobs").await.recent.len()), (1, 0));
+}
+
+#[tokio::test]
+async fn who_cannot_wait_is_told_who_is_in_the_way() {
+    let server = Server::start().await;
+    let mut client = client(&server);
+    let (ada, bob) = (lease(&mut client, "ada").await, lease(&mut client, "bob").await);
+    let held = lock(&mut client, LockRequest { holder_id: "ada's job".to_owned(), ..ask("jobs", ada) }).await;
+    let busy = client.try_lock(ask("jobs", bob)).await.unwrap().into_inner();
+    assert!(!busy.acquired && busy.fencing_token == 0 && busy.key.is_empty());
+    let holder = busy.holder.unwrap();
+    assert_eq!((holder.holder_id.as_str(), holder.fencing_token), ("ada's job", held.fencing_token));
+    let late = lock(&mut client, LockRequest { timeout_ms: Some(30), ..ask("jobs", bob) }).await;
+    assert!(!late.acquired && late.holder.is_some());
+    waiting(&mut client, "jobs", 0).await;
+}
+
+#[tokio::test]
+async fn the_next_in_line_gets_it_and_nobody_else() {
+    let server = Server::start().await;
+    let mut client = client(&server);
+    let mut leases = Vec::new();
+    for name in ["ada", "bob", "cleo", "dan"] {
+        leases.push(lease(&mut client, name).await);
+    }
+    let first = lock(&mut client, ask("jobs", leases[0])).await;
+    let mut queue = Vec::new();
+    for (index, lease) in leases[1..].iter().enumerate() {
+        queue.push(waits(&client, ask("jobs", *lease)));
+        waiting(&mut client, "jobs", index + 1).await;
+    }
+    let found = describe(&mut client, "jobs").await;
+    let ids: Vec<_> = found.waiters.iter().map(|waiter| waiter.entry.as_ref().unwrap().holder_id.clone()).collect();
+    assert_eq!(ids, ["bob", "cleo", "dan"]);
+    assert_eq!(found.waiters[0].predecessor_key, first.key);
+    assert_eq!(found.waiters[1].predecessor_key, found.waiters[0].entry.as_ref().unwrap().key);
+    assert!(found.waiters.iter().all(|waiter| waiter.entry.as_ref().unwrap().fencing_token == 0), "not disclosed yet");
+
+    // Cancelling the call gives the place up.
+    queue.remove(1).abort();
+    waiting(&mut client, "jobs", 2).await;
+    assert!(unlock(&mut client, "jobs", first.fencing_token).await.unwrap());
+    let second = timeout(PATIENCE, queue.remove(0)).await.unwrap().unwrap().unwrap();
+    assert!(second.fencing_token > first.fencing_token);
+    assert_eq!(describe(&mut client, "jobs").await.waiters.len(), 1, "one release grants to one");
+    let status = unlock(&mut client, "jobs", first.fencing_token).await.unwrap_err();
+    assert_eq!((status.code(), status.message()), (Code::FailedPrecondition, "not the holder"));
+}
+
+#[tokio::test]
+async fn etcds_clients_stand_in_the_same_queue() {
+    let server = Server::start().await;
+    let mut client = client(&server);
+    let etcd_lease = server.grant(60).await;
+    let mut etcd = server.lock();
+    let request = tenure_api::v3lockpb::LockRequest { name: "jobs".into(), lease: etcd_lease };
+    let first = etcd.lock(request).await.unwrap().into_inner();
+    let native = lease(&mut client, "native").await;
+    let waiter = waits(&client, ask("jobs", native));
+    waiting(&mut client, "jobs", 1).await;
+    etcd.unlock(tenure_api::v3lockpb::UnlockRequest { key: first.key }).await.unwrap();
+    let second = timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
+    let request = tenure_api::v3lockpb::LockRequest { name: "jobs".into(), lease: etcd_lease };
+    let third = tokio::spawn(async move { etcd.lock(request).await });
+    waiting(&mut client, "jobs", 1).await;
+    assert!(unlock(&mut client, "jobs", second.fencing_token).await.unwrap());
+    timeout(PATIENCE, third).await.unwrap().unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn readers_share_and_slots_are_counted() {
+    let server = Server::start().await;
+    let mut client = client(&server);
+    let mut leases = Vec::new();
+    for name in ["a", "b", "c"] {
+        leases.push(lease(&mut client, name).await);
+    }
+    let shared = |lease| LockRequest { mode: Mode::Shared.into(), timeout_ms: Some(0), ..ask("book", lease) };
+    assert!(lock(&mut client, shared(leases[0])).await.acquired);
+    assert!(lock(&mut client, shared(leases[1])).await.acquired);
+    assert!(!client.try_lock(ask("book", leases[2])).await.unwrap().into_inner().acquired);
+    let slot =
+        |lease| LockRequest { mode: Mode::Semaphore.into(), slots: 2, timeout_ms: Some(0), ..ask("pool", lease) };
+    let (first, second) = (lock(&mut client, slot(leases[0])).await, lock(&mut client, slot(leases[1])).await);
+    assert_eq!((first.slot, second.slot), (0, 1));
+    assert!(!lock(&mut client, slot(leases[2])).await.acquired);
+    assert!(unlock(&mut client, "pool", first.fencing_token).await.unwrap());
+    assert_eq!(lock(&mut client, slot(leases[2])).await.slot, 0);
+}
+
+#[tokio::test]
+async fn several_at_once_or_none() {
+    let server = Server::start().await;
+    let mut client = client(&server);
+    let (ada, bob) = (lease(&mut client, "ada").await, lease(&mut client, "bob").await);
+    let b = lock(&mut client, ask("b", ada)).await;
+    let request = LockRequest { more_names: vec!["b".to_owned(), "c".to_owned()], ..ask("a", bob) };
+    let busy = client.try_lock(request.clone()).await.unwrap().into_inner();
+    assert!(!busy.acquired);
+    assert!(client.try_lock(ask("a", ada)).await.unwrap().into_inner().acquired, "nothing of it was kept");
+    let all = waits(&client, request);
+    waiting(&mut client, "c", 0).await;
+    let a = lock(&mut client, ask("a", ada)).await;
+    assert!(unlock(&mut client, "b", b.fencing_token).await.unwrap());
+    assert!(unlock(&mut client, "a", a.fencing_token).await.unwrap());
+    let all = timeout(PATIENCE, all).await.unwrap().unwrap().unwrap();
+    for name in ["a", "b", "c"] {
+        assert_eq!(describe(&mut client, name).await.holders[0].fencing_token, all.fencing_token);
+    }
+    let (code, text) = refused(&mut client, LockRequest { more_names: vec!["d".to_owned()], ..ask("a", bob) }).await;
+    assert_eq!((code, text.as_str()), (Code::FailedPrecondition, "lock is held already by the same lease"));
+}
+
+#[tokio::test]
+async fn a_circle_of_owners_is_refused_and_spelled_out() {
+    let server = Server::start().await;
+    let mut client = client(&server);
+    let mut leases = Vec::new();
+    for _ in 0..4 {
+        leases.push(lease(&mut client, "").await);
+    }
+    let of = |owner: &str, name: &str, lease| LockRequest { owner: owner.to_owned(), ..ask(name, lease) };
+    lock(&mut client, of("ada", "left", leases[0])).await;
+    lock(&mut client, of("bob", "right", leases[1])).await;
+    let waiter = waits(&client, of("ada", "right", leases[2]));
+    waiting(&mut client, "right", 1).await;
+    let (code, text) = refused(&mut client, of("bob", "left", leases[3])).await;
+    assert_eq!(code, Code::FailedPrecondition);
+    assert_eq!(text, "deadlock: bob waits for left behind ada, ada waits for right behind bob");
+    waiter.abort();
+}
+
+#[tokio::test]
+async fn an_operator_can_take_a_lock_away() {
+    let server = Server::start().await;
+    let mut client = client(&server);
+    let lease = lease(&mut client, "stuck").await;
+    let held = lock(&mut client, ask("jobs", lease)).await;
+    let force = |fencing_token| ForceReleaseRequest { name: "jobs".to_owned(), fencing_token };
+    let status = client.force_release(force(held.fencing_token + 1)).await.unwrap_err();
+    assert_eq!((status.code(), status.message()), (Code::FailedPrecondition, "not the holder"));
+    let released = client.force_release(force(held.fencing_token)).await.unwrap().into_inner().released.unwrap();
+    assert_eq!(released.key, held.key);
+    let found = describe(&mut client, "jobs").await;
+    assert_eq!((found.holders.len(), found.recent[0].end()), (0, End::Forced));
+    let status = client.force_release(force(held.fencing_token)).await.unwrap_err();
+    assert_eq!((status.code(), status.message()), (Code::FailedPrecondition, "not held"));
+}
+
+#[tokio::test]
+async fn a_lock_ends_with_its_lease() {
+    let server = Server::start().await;
+    let mut client = client(&server);
+    let (ada, bob) = (lease(&mut client, "ada").await, lease(&mut client, "bob").await);
+    lock(&mut client, ask("jobs", ada)).await;
+    let waiter = waits(&client, ask("jobs", bob));
+    waiting(&mut client, "jobs", 1).await;
+    client.lease_revoke(LeaseRevokeRequest { id: ada }).await.unwrap();
+    assert!(timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap().acquired);
+    assert_eq!(describe(&mut client, "jobs").await.recent[0].end(), End::Revoked);
+    let (code, _) = refused(&mut client, ask("jobs", ada)).await;
+    assert_eq!(code, Code::NotFound);
+
+    let requests = tokio_stream::iter([bob, ada].map(|id| LeaseKeepAliveRequest { id }));
+    let mut renewals = client.lease_keep_alive(requests).await.unwrap().into_inner();
+    let renewed = renewals.message().await.unwrap().unwrap();
+    assert_eq!((renewed.id, renewed.ttl_ms), (bob, 60_000));
+    let status = renewals.message().await.unwrap_err();
+    assert_eq!((status.code(), status.message()), (Code::NotFound, "etcdserver: requested lease not found"));
+}
+
+#[tokio::test]
+async fn locks_and_sessions_are_listed_in_pages() {
+    let server = Server::start().await;
+    let mut client = client(&server);
+    let (ada, bob) = (lease(&mut client, "ada").await, lease(&mut client, "bob").await);
+    for name in ["a/1", "a/2", "a/3", "b/1"] {
+        lock(&mut client, ask(name, ada)).await;
+    }
+    let waiter = waits(&client, ask("a/2", bob));
+    waiting(&mut client, "a/2", 1).await;
+    let mut names = Vec::new();
+    let mut page_token = String::new();
+    loop {
+        let request = ListRequest { prefix: "a/".to_owned(), limit: 2, page_token };
+        let page = client.list(request).await.unwrap().into_inner();
+        assert!(page.locks.len() <= 2);
+        names.extend(page.locks.iter().map(|lock| (lock.name.clone(), lock.waiting)));
+        page_token = page.next_page_token;
+        if page_token.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(names, [("a/1".to_owned(), 0), ("a/2".to_owned(), 1), ("a/3".to_owned(), 0)]);
+
+    let all = client.list_sessions(ListSessionsRequest::default()).await.unwrap().into_inner().sessions;
+    let mut seen: Vec<_> =
+        all.iter().map(|session| (session.client_id.as_str(), session.locks_held, session.locks_awaited)).collect();
+    seen.sort_unstable();
+    assert_eq!(seen, [("ada", 4, 0), ("bob", 0, 1)]);
+    let first =
+        client.list_sessions(ListSessionsRequest { limit: 1, ..Default::default() }).await.unwrap().into_inner();
+    let rest = ListSessionsRequest { limit: 1, page_token: first.next_page_token };
+    let second = client.list_sessions(rest).await.unwrap().into_inner();
+    assert_ne!(first.sessions[0].client_id, second.sessions[0].client_id);
+    assert!(second.next_page_token.is_empty());
+    waiter.abort();
+}
+
+#[tokio::test]
+async fn what_makes_no_sense_is_refused_with_the_reason() {
+    let server = Server::start().await;
+    let mut client = client(&server);
+    let lease = lease(&mut client, "").await;
+    let long = "x".repeat(1025);
+    let cases = [
+        (ask("", lease), "name is missing"),
+        (ask(&long, lease), "name is longer than 1024 bytes"),
+        (ask("a", 0), "lease_id is missing: grant a lease first"),
+        (LockRequest { mode: 7, ..ask("a", lease) }, "unknown mode 7"),
+        (LockRequest { mode: Mode::Semaphore.into(), ..ask("a", lease) }, "a semaphore needs slots"),
+        (LockRequest { slots: 2, ..ask("a", lease) }, "only a semaphore has slots"),
+        (LockRequest { timeout_ms: Some(-1), ..ask("a", lease) }, "timeout_ms must not be negative"),
+        (LockRequest { metadata: vec![0; 4097].into(), ..ask("a", lease) }, "metadata is longer than 4096 bytes"),
+        (LockRequest { owner: long.clone(), ..ask("a", lease) }, "owner is longer than 1024 bytes"),
+        (LockRequest { more_names: vec!["b".to_owned(); 64], ..ask("a", lease) }, "more than 64 names"),
+    ];
+    for (request, text) in cases {
+        assert_eq!(refused(&mut client, request).await, (Code::InvalidArgument, text.to_owned()));
+    }
+    let status = client.lease_grant(LeaseGrantRequest { ttl_ms: 499, ..Default::default() }).await.unwrap_err();
+    assert_eq!((status.code(), status.message()), (Code::OutOfRange, "ttl_ms must be at least 500"));
+    let status = unlock(&mut client, "a", 0).await.unwrap_err();
+    assert_eq!((status.code(), status.message()), (Code::InvalidArgument, "fencing_token is missing"));
+}
