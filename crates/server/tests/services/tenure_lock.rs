@@ -80,7 +80,7 @@ async fn a_lock_is_taken_seen_and_given_back() {
     let known = holder.lease.as_ref().unwrap();
     assert_eq!((known.id, known.client_id.as_str(), known.granted_ttl_ms), (lease, "ada", 60_000));
     assert!(known.remaining_ttl_ms > 0 && known.expiry_unix_ms > found.now_unix_ms);
-    assert_eq!(known.keys, [held.key.clone()]);
+    assert_eq!(known.keys, std::slice::from_ref(&held.key));
 
     assert!(unlock(&mut client, "jobs", held.fencing_token).await.unwrap());
     assert!(!unlock(&mut client, "jobs", held.fencing_token).await.unwrap(), "it is free already");
