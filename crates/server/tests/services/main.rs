@@ -13,6 +13,7 @@ mod lease;
 mod lock;
 mod maintenance;
 mod tenure_lock;
+mod tenure_session;
 mod txn;
 mod watch;
 mod watch_history;

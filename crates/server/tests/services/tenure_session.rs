@@ -1,0 +1,246 @@
+//! One stream for all lock traffic of a client.
+
+use std::collections::VecDeque;
+
+use tenure_api::tenure::v1::recent_holder::End;
+use tenure_api::tenure::v1::session_request::Request as Asked;
+use tenure_api::tenure::v1::session_response::Response as Told;
+use tenure_api::tenure::v1::{
+    ForceReleaseRequest, LeaseRevokeRequest, ListSessionsRequest, SessionCancel, SessionClose, SessionLock,
+    SessionOpen, SessionOpened, SessionRenew, SessionRequest, SessionResponse, SessionUnlock,
+};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Status, Streaming};
+
+use crate::harness::*;
+use crate::tenure_lock::client;
+
+struct Session {
+    requests: mpsc::Sender<SessionRequest>,
+    responses: Streaming<SessionResponse>,
+    number: u64,
+    opened: SessionOpened,
+    /// What came while something else was waited for.
+    kept: VecDeque<SessionResponse>,
+}
+
+async fn start(server: &Server, first: Asked) -> Result<Session, Status> {
+    let (requests, receiver) = mpsc::channel(100);
+    requests.send(SessionRequest { number: 1, request: Some(first) }).await.unwrap();
+    let mut responses = client(server).session(ReceiverStream::new(receiver)).await?.into_inner();
+    let response = timeout(PATIENCE, responses.message()).await.expect("in time")?.expect("an answer");
+    let Some(Told::Opened(opened)) = response.response else { panic!("{response:?}") };
+    Ok(Session { requests, responses, number: 1, opened, kept: VecDeque::new() })
+}
+
+async fn open(server: &Server, client_id: &str) -> Session {
+    let asked = SessionOpen { session_id: 0, ttl_ms: 60_000, client_id: client_id.to_owned() };
+    start(server, Asked::Open(asked)).await.unwrap()
+}
+
+async fn resume(server: &Server, session_id: i64) -> Result<Session, Status> {
+    start(server, Asked::Open(SessionOpen { session_id, ..SessionOpen::default() })).await
+}
+
+fn lock(name: &str) -> Asked {
+    Asked::Lock(SessionLock { name: name.to_owned(), ..SessionLock::default() })
+}
+
+fn unlock(name: &str, fencing_token: i64) -> Asked {
+    Asked::Unlock(SessionUnlock { name: name.to_owned(), more_names: Vec::new(), fencing_token })
+}
+
+impl Session {
+    async fn ask(&mut self, request: Asked) -> u64 {
+        self.number += 1;
+        self.requests.send(SessionRequest { number: self.number, request: Some(request) }).await.unwrap();
+        self.number
+    }
+
+    async fn next(&mut self) -> Result<Option<SessionResponse>, Status> {
+        timeout(PATIENCE, self.responses.message()).await.expect("in time")
+    }
+
+    /// The next thing that is said about this request (0: about none).
+    async fn hear(&mut self, number: u64) -> Told {
+        if let Some(position) = self.kept.iter().position(|response| response.number == number) {
+            return self.kept.remove(position).unwrap().response.unwrap();
+        }
+        loop {
+            let response = self.next().await.unwrap().expect("the stream goes on");
+            if response.number == number {
+                return response.response.unwrap();
+            }
+            self.kept.push_back(response);
+        }
+    }
+
+    async fn granted(&mut self, number: u64) -> i64 {
+        match self.hear(number).await {
+            Told::Granted(granted) => granted.fencing_token,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn refused(&mut self, number: u64) -> (i32, String) {
+        match self.hear(number).await {
+            Told::Refused(refused) => (refused.code, refused.message),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn requests_are_answered_by_number_as_they_are_ready() {
+    let server = Server::start().await;
+    let (mut ada, mut bob) = (open(&server, "ada").await, open(&server, "bob").await);
+    let first = ada.ask(lock("jobs")).await;
+    let token = ada.granted(first).await;
+    let waiting = bob.ask(lock("jobs")).await;
+    let Told::Queued(queued) = bob.hear(waiting).await else { panic!("it has to wait") };
+    assert_eq!(queued.ahead, 1);
+    // What comes later need not wait for it.
+    let other = bob.ask(lock("other")).await;
+    bob.granted(other).await;
+    let released = ada.ask(unlock("jobs", token)).await;
+    assert_eq!(ada.hear(released).await, Told::Unlocked(tenure_api::tenure::v1::SessionUnlocked { released: true }));
+    assert!(bob.granted(waiting).await > token);
+    let again = ada.ask(unlock("jobs", token)).await;
+    assert_eq!(ada.refused(again).await, (Code::FailedPrecondition.into(), "not the holder".to_owned()));
+    let renewal = ada.ask(Asked::Renew(SessionRenew {})).await;
+    let Told::Renewed(renewed) = ada.hear(renewal).await else { panic!("not renewed") };
+    assert_eq!(renewed.ttl_ms, 60_000);
+}
+
+#[tokio::test]
+async fn many_in_flight() {
+    let server = Server::start().await;
+    let mut session = open(&server, "busy").await;
+    let mut numbers = Vec::new();
+    for index in 0..50 {
+        numbers.push((index, session.ask(lock(&format!("lock/{index}"))).await));
+    }
+    for (index, number) in numbers {
+        let token = session.granted(number).await;
+        session.ask(unlock(&format!("lock/{index}"), token)).await;
+    }
+}
+
+#[tokio::test]
+async fn losses_are_told_without_being_asked_for() {
+    let server = Server::start().await;
+    let mut session = open(&server, "ada").await;
+    let number = session.ask(lock("jobs")).await;
+    let token = session.granted(number).await;
+    let force = ForceReleaseRequest { name: "jobs".to_owned(), fencing_token: token };
+    client(&server).force_release(force).await.unwrap();
+    let Told::Lost(lost) = session.hear(0).await else { panic!("not told") };
+    assert_eq!((lost.name.as_str(), lost.fencing_token, lost.cause()), ("jobs", token, End::Forced));
+
+    let number = session.ask(lock("jobs")).await;
+    let token = session.granted(number).await;
+    client(&server).lease_revoke(LeaseRevokeRequest { id: session.opened.session_id }).await.unwrap();
+    let Told::Lost(lost) = session.hear(0).await else { panic!("not told") };
+    assert_eq!((lost.fencing_token, lost.cause()), (token, End::Revoked));
+    session.ask(Asked::Renew(SessionRenew {})).await;
+    assert_eq!(session.next().await.unwrap_err().code(), Code::NotFound, "the session is over");
+}
+
+#[tokio::test]
+async fn a_wait_ends_in_time_or_when_nobody_wants_it_any_more() {
+    let server = Server::start().await;
+    let (mut ada, mut bob) = (open(&server, "ada").await, open(&server, "bob").await);
+    let held = ada.ask(lock("jobs")).await;
+    let token = ada.granted(held).await;
+    let at_once = SessionLock { name: "jobs".to_owned(), timeout_ms: Some(0), ..SessionLock::default() };
+    let busy = bob.ask(Asked::Lock(at_once.clone())).await;
+    let Told::Refused(refused) = bob.hear(busy).await else { panic!("it is busy") };
+    assert_eq!((refused.code, refused.message.as_str()), (Code::Aborted.into(), "busy"));
+    assert_eq!(refused.holder.unwrap().fencing_token, token);
+    let soon = bob.ask(Asked::Lock(SessionLock { timeout_ms: Some(20), ..at_once })).await;
+    let Told::Queued(_) = bob.hear(soon).await else { panic!("it waits for a while") };
+    assert_eq!(bob.refused(soon).await.0, i32::from(Code::DeadlineExceeded));
+    let given_up = bob.ask(lock("jobs")).await;
+    let Told::Queued(_) = bob.hear(given_up).await else { panic!("it waits") };
+    bob.ask(Asked::Cancel(SessionCancel { number: given_up })).await;
+    assert_eq!(bob.refused(given_up).await.0, i32::from(Code::Cancelled));
+    // Its places are gone: the next one to ask is the next one to get it.
+    let last = bob.ask(lock("jobs")).await;
+    ada.ask(unlock("jobs", token)).await;
+    bob.granted(last).await;
+}
+
+#[tokio::test]
+async fn a_session_goes_on_elsewhere_and_its_older_stream_can_do_nothing() {
+    let server = Server::start().await;
+    let mut old = open(&server, "ada").await;
+    let number = old.ask(lock("jobs")).await;
+    let token = old.granted(number).await;
+    let mut new = resume(&server, old.opened.session_id).await.unwrap();
+    assert!(new.opened.epoch > old.opened.epoch);
+    let [held] = &new.opened.held[..] else { panic!("{:?}", new.opened) };
+    assert_eq!((held.name.as_str(), held.fencing_token), ("jobs", token));
+
+    let stale = old.ask(unlock("jobs", token)).await;
+    assert_eq!(old.refused(stale).await, (Code::Aborted.into(), "session was resumed elsewhere".to_owned()));
+    let stale = old.ask(lock("other")).await;
+    assert_eq!(old.refused(stale).await.0, i32::from(Code::Aborted));
+    old.ask(Asked::Renew(SessionRenew {})).await;
+    assert_eq!(old.next().await.unwrap_err().code(), Code::Aborted);
+
+    // To ask again for what one has is to learn its token.
+    let again = new.ask(lock("jobs")).await;
+    assert_eq!(new.granted(again).await, token);
+    let released = new.ask(unlock("jobs", token)).await;
+    assert!(matches!(new.hear(released).await, Told::Unlocked(unlocked) if unlocked.released));
+    assert_eq!(resume(&server, 4711).await.err().unwrap().code(), Code::NotFound);
+}
+
+#[tokio::test]
+async fn a_broken_stream_gives_nothing_up_and_a_closed_one_everything() {
+    let server = Server::start().await;
+    let mut ada = open(&server, "ada").await;
+    let number = ada.ask(lock("jobs")).await;
+    let token = ada.granted(number).await;
+    let session_id = ada.opened.session_id;
+    drop(ada);
+    let mut bob = open(&server, "bob").await;
+    let waiting = bob.ask(lock("jobs")).await;
+    let Told::Queued(_) = bob.hear(waiting).await else { panic!("ada holds it still") };
+    let mut ada = resume(&server, session_id).await.unwrap();
+    assert_eq!(ada.opened.held[0].fencing_token, token);
+    let closing = ada.ask(Asked::Close(SessionClose {})).await;
+    assert!(matches!(ada.hear(closing).await, Told::Lost(_) | Told::Closed(_)));
+    assert!(bob.granted(waiting).await > token);
+}
+
+#[tokio::test]
+async fn connected_sessions_are_listed_with_their_address() {
+    let server = Server::start().await;
+    let session = open(&server, "ada").await;
+    let listed = client(&server).list_sessions(ListSessionsRequest::default()).await.unwrap().into_inner().sessions;
+    let [found] = &listed[..] else { panic!("{listed:?}") };
+    assert_eq!((found.client_id.as_str(), found.lease.as_ref().unwrap().id), ("ada", session.opened.session_id));
+    assert!(found.address.starts_with("127.0.0.1:"), "{found:?}");
+    assert!(found.connected_since_unix_ms > 0);
+}
+
+#[tokio::test]
+async fn what_is_no_session_is_refused() {
+    let server = Server::start().await;
+    let status = start(&server, lock("jobs")).await.err().unwrap();
+    assert_eq!((status.code(), status.message()), (Code::InvalidArgument, "a session begins with open"));
+    let short = SessionOpen { session_id: 0, ttl_ms: 10, client_id: String::new() };
+    assert_eq!(start(&server, Asked::Open(short)).await.err().unwrap().code(), Code::OutOfRange);
+    let mut session = open(&server, "ada").await;
+    let bad = session.ask(lock("")).await;
+    assert_eq!(session.refused(bad).await, (Code::InvalidArgument.into(), "name is missing".to_owned()));
+    session.requests.send(SessionRequest { number: 1, request: Some(lock("jobs")) }).await.unwrap();
+    let status = session.next().await.unwrap_err();
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::InvalidArgument, "request 1 comes after 2: numbers must grow")
+    );
+}
