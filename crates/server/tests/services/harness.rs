@@ -52,6 +52,8 @@ impl Server {
             heartbeat: Duration::from_millis(10),
             election_min: Duration::from_millis(50),
             election_max: Duration::from_millis(100),
+            // A test blocks its runtime when it stops its server: its own connections cannot say goodbye.
+            drain: Duration::from_millis(20),
             ..Config::default()
         };
         configure(&mut config);
