@@ -26,6 +26,11 @@ const FAILURES_IN_A_ROW: u32 = 50;
 pub trait Operation: Send + Sized + 'static {
     fn once(&mut self) -> impl Future<Output = Result<(), Failure>> + Send;
 
+    /// How long the operation took that `once` has just completed, if that is not how long `once` took.
+    fn took(&self) -> Option<Duration> {
+        None
+    }
+
     /// Gives back what the client took, when all is measured.
     fn finish(self) -> impl Future<Output = ()> + Send {
         async {}
@@ -202,7 +207,7 @@ async fn loop_one<Client: Operation>(mut client: Client, bound: Bound, meter: Ar
         let outcome = client.once().await;
         let ended = Instant::now();
         let failed = outcome.is_err();
-        lock(&meter).record(outcome.map(|()| ended - started));
+        lock(&meter).record(outcome.map(|()| client.took().unwrap_or(ended - started)));
         started = ended;
         if failed {
             failures_in_a_row += 1;

@@ -24,7 +24,8 @@ pub struct Plan {
     /// Size of the key space for put and get; number of keys for fill and range.
     pub keys: u64,
     pub serializable: bool,
-    /// How many puts the watch workload's writer may be ahead of the slowest watcher.
+    /// How many puts the watch workload's writer may be ahead of the slowest watcher; how many cycles of
+    /// lock and unlock a session has in flight.
     pub depth: usize,
 }
 
@@ -115,6 +116,7 @@ pub enum Workload {
     Get,
     Lock,
     Contend,
+    Session,
     Lease,
     KeepAlive,
     Watch,
@@ -123,11 +125,12 @@ pub enum Workload {
 }
 
 impl Workload {
-    pub const ALL: [Workload; 9] = [
+    pub const ALL: [Workload; 10] = [
         Workload::Put,
         Workload::Get,
         Workload::Lock,
         Workload::Contend,
+        Workload::Session,
         Workload::Lease,
         Workload::KeepAlive,
         Workload::Watch,
@@ -141,6 +144,7 @@ impl Workload {
             Workload::Get => "get",
             Workload::Lock => "lock",
             Workload::Contend => "contend",
+            Workload::Session => "session",
             Workload::Lease => "lease",
             Workload::KeepAlive => "keepalive",
             Workload::Watch => "watch",
@@ -156,6 +160,9 @@ impl Workload {
             Workload::Get => "each client gets one random key after the other, linearizable unless told otherwise",
             Workload::Lock => "each client locks and unlocks a name of its own: nobody waits",
             Workload::Contend => "all clients lock and unlock one name: every operation is a hand-over",
+            Workload::Session => {
+                "each client is a session stream of Tenure's with --depth cycles of lock and unlock in flight"
+            }
             Workload::Lease => "each client grants and revokes leases",
             Workload::KeepAlive => "each client renews its lease over a stream, one renewal at a time",
             Workload::Watch => "every client watches one key that one writer changes: operations are deliveries",

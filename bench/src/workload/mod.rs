@@ -8,6 +8,7 @@ mod key_value;
 mod lease;
 mod lock;
 mod range;
+mod session;
 mod watch;
 
 use std::sync::Arc;
@@ -39,6 +40,9 @@ impl Workload {
             })?,
             Workload::Contend => drive(plan, server, plan.warm_up, plan.limit, |connection, _| {
                 lock::Client::prepare(connection, "bench/contend".to_owned())
+            })?,
+            Workload::Session => drive(plan, server, plan.warm_up, plan.limit, |connection, number| {
+                session::Client::prepare(connection, number, plan.depth)
             })?,
             Workload::Lease => drive(plan, server, plan.warm_up, plan.limit, |connection, _| async move {
                 Ok(lease::GrantAndRevoke::prepare(connection))

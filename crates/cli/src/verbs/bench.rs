@@ -56,7 +56,7 @@ pub struct Bench {
     /// Gets may be answered by any member on its own
     #[arg(long)]
     serializable: bool,
-    /// In watch: how many puts the writer may be ahead of the slowest watcher
+    /// In watch: how many puts the writer may be ahead of the slowest watcher; in session: cycles in flight
     #[arg(long, default_value_t = 16)]
     depth: usize,
     /// The server's process: report the CPU time of an operation and the memory in use
