@@ -1,0 +1,18 @@
+//! What a storage uses to refuse stale holders.
+#![forbid(unsafe_code)]
+
+mod bar;
+mod claim;
+mod fence;
+mod key;
+mod sign;
+mod token;
+
+pub use bar::{Admitted, Bar, Digest, Equal, NotEqual, Refusal};
+pub use claim::{Claim, MAX_CLUSTER_BYTES, MAX_HOLDER_BYTES, NEVER_MS, NotAClaim};
+pub use fence::Fence;
+pub use key::{Key, MAX_NAME_BYTES, NotAKey, Part};
+pub use sign::{
+    Expected, Keyring, MAX_KEYS, MAX_TEXT_BYTES, MIN_KEY_BYTES, Malformed, NotAKeyring, SignatureError, SigningKey,
+};
+pub use token::{NotAToken, Token};
