@@ -95,9 +95,24 @@ impl Fence {
 
     /// Sets a bar that was admitted already.
     pub(crate) fn raise(&mut self, key: &Key, token: Token, digest: Option<Digest>) {
-        // Where the holder may write other data with the same token, the first data's digest would soon be a lie.
-        let digest = digest.filter(|_| self.equal == Equal::Identical);
+        let digest = self.kept(digest);
         self.bars.insert(key.clone(), Bar { highest: token, digest });
+    }
+
+    /// Where the holder may write other data with the same token, the first data's digest would soon be a lie.
+    pub(crate) fn kept(&self, digest: Option<Digest>) -> Option<Digest> {
+        digest.filter(|_| self.equal == Equal::Identical)
+    }
+
+    /// One with the same policy and floor, and no bars.
+    #[cfg(feature = "file")]
+    pub(crate) fn empty(&self) -> Fence {
+        Fence { equal: self.equal, floor: self.floor, bars: BTreeMap::new() }
+    }
+
+    #[cfg(feature = "file")]
+    pub(crate) fn take_bars(&mut self, mut other: Fence) {
+        self.bars.append(&mut other.bars);
     }
 
     fn check_floor(&self, token: Token) -> Result<(), Refusal> {

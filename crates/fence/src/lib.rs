@@ -3,14 +3,22 @@
 
 mod bar;
 mod claim;
+#[cfg(feature = "file")]
+mod durable;
 mod fence;
+#[cfg(feature = "file")]
+mod journal;
 mod key;
 mod sign;
 mod token;
 
 pub use bar::{Admitted, Bar, Digest, Equal, NotEqual, Refusal};
 pub use claim::{Claim, MAX_CLUSTER_BYTES, MAX_HOLDER_BYTES, NEVER_MS, NotAClaim};
+#[cfg(feature = "file")]
+pub use durable::{AdmitError, DurableFence, Request};
 pub use fence::Fence;
+#[cfg(feature = "file")]
+pub use journal::{FORMAT_VERSION, OpenError};
 pub use key::{Key, MAX_NAME_BYTES, NotAKey, Part};
 pub use sign::{
     Expected, Keyring, MAX_KEYS, MAX_TEXT_BYTES, MIN_KEY_BYTES, Malformed, NotAKeyring, SignatureError, SigningKey,
