@@ -9,6 +9,10 @@ mod fence;
 #[cfg(feature = "file")]
 mod journal;
 mod key;
+#[cfg(feature = "file")]
+mod key_file;
+pub mod postgres;
+pub mod redis;
 mod sign;
 mod token;
 
@@ -20,6 +24,8 @@ pub use fence::Fence;
 #[cfg(feature = "file")]
 pub use journal::{FORMAT_VERSION, OpenError};
 pub use key::{Key, MAX_NAME_BYTES, NotAKey, Part};
+#[cfg(feature = "file")]
+pub use key_file::{KeyFileError, read_keyring};
 pub use sign::{
     Expected, Keyring, MAX_KEYS, MAX_TEXT_BYTES, MIN_KEY_BYTES, Malformed, NotAKeyring, SignatureError, SigningKey,
 };
