@@ -3,9 +3,13 @@
 
 mod bar;
 mod claim;
+#[cfg(feature = "datastore")]
+pub mod datastore;
 #[cfg(feature = "file")]
 mod durable;
 mod fence;
+#[cfg(feature = "http")]
+pub mod http;
 #[cfg(feature = "file")]
 mod journal;
 mod key;

@@ -55,9 +55,8 @@ macro_rules! guard {
 }
 
 const ALLOW: &str = guard!("seen.token <= excluded.token");
-const IDENTICAL: &str = guard!(
-    "seen.token < excluded.token OR (seen.token = excluded.token AND seen.digest = excluded.digest)"
-);
+const IDENTICAL: &str =
+    guard!("seen.token < excluded.token OR (seen.token = excluded.token AND seen.digest = excluded.digest)");
 const REFUSE: &str = guard!("seen.token < excluded.token");
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
