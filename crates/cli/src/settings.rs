@@ -1,7 +1,7 @@
 //! Where a setting comes from: a flag, else the environment, else the TOML file.
 //!
-//! One file serves both sides: its top level holds the settings of `tenure serve`, named like the
-//! flags, and the table `[client]` those of the client's verbs:
+//! One file serves all sides: its top level holds the settings of `tenure serve`, named like the
+//! flags, the table `[datastore]` those of `tenure datastore`, and `[client]` those of the client's verbs:
 //!
 //! ```toml
 //! name = "n1"
@@ -48,7 +48,9 @@ pub struct Global {
 #[derive(Debug, Default)]
 pub struct SettingsFile {
     client: ClientTable,
-    /// All that is not in `[client]`: the settings of a member.
+    /// The settings of a data store.
+    pub datastore: toml::Table,
+    /// All that is in no other table: the settings of a member.
     pub member: toml::Table,
 }
 
@@ -108,7 +110,11 @@ impl SettingsFile {
             Some(table) => table.try_into().map_err(|error| anyhow!("in [client]: {error}"))?,
             None => ClientTable::default(),
         };
-        Ok(SettingsFile { client, member })
+        let datastore = match member.remove("datastore") {
+            Some(table) => table.try_into().map_err(|error| anyhow!("in [datastore]: {error}"))?,
+            None => toml::Table::default(),
+        };
+        Ok(SettingsFile { client, datastore, member })
     }
 }
 

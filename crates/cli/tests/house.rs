@@ -11,10 +11,11 @@ const EDGES: &[(&str, &[&str])] = &[
     ("api", &[]),
     ("replica", &["machine"]),
     ("client", &["api"]),
+    ("fence", &["storage"]),
     ("bench", &["api"]),
     ("server", &["api", "machine", "replica", "storage"]),
     ("sim", &["machine", "replica", "storage"]),
-    ("cli", &["api", "bench", "client", "machine", "server", "storage"]),
+    ("cli", &["api", "bench", "client", "fence", "machine", "server", "storage"]),
 ];
 
 /// What a pure room has no use for, as it would stand in its source.

@@ -26,6 +26,7 @@ const VERBS: &[&[&str]] = &[
     &["snapshot"],
     &["snapshot", "save"],
     &["snapshot", "status"],
+    &["datastore"],
     &["bench"],
     &["completion"],
 ];

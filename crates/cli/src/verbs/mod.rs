@@ -6,6 +6,7 @@
 mod bench;
 mod compact;
 mod completion;
+mod datastore;
 mod del;
 mod get;
 mod lease;
@@ -37,6 +38,7 @@ pub enum Verb {
     Compact(compact::Compact),
     Status(status::Status),
     Snapshot(snapshot::Snapshot),
+    Datastore(Box<datastore::Datastore>),
     Bench(bench::Bench),
     Completion(completion::Completion),
 }
@@ -44,7 +46,7 @@ pub enum Verb {
 /// What a verb has to say about its command line beyond what its arguments can express.
 pub fn check(matches: &ArgMatches) -> anyhow::Result<()> {
     match matches.subcommand() {
-        Some(("serve", matches)) => serve::refuse_client_options(matches),
+        Some((verb @ ("serve" | "datastore"), matches)) => serve::refuse_client_options(verb, matches),
         _ => Ok(()),
     }
 }
@@ -62,6 +64,7 @@ impl Verb {
             Verb::Compact(compact) => block_on(compact.run(global)),
             Verb::Status(status) => block_on(status.run(global)),
             Verb::Snapshot(snapshot) => snapshot.run(global),
+            Verb::Datastore(datastore) => block_on(datastore.run(global)),
             Verb::Bench(bench) => bench.run(&global),
             Verb::Completion(completion) => completion.run(),
         }

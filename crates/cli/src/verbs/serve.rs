@@ -135,10 +135,10 @@ struct Tuning {
 
 /// Options of client verbs that were typed here are a mistake; in the environment they may well be
 /// meant for the next command.
-pub fn refuse_client_options(matches: &ArgMatches) -> anyhow::Result<()> {
+pub fn refuse_client_options(verb: &str, matches: &ArgMatches) -> anyhow::Result<()> {
     for option in ["endpoints", "output", "timeout"] {
         if matches.value_source(option) == Some(ValueSource::CommandLine) {
-            bail!("--{option} is for client verbs: where serve listens is said with --listen");
+            bail!("--{option} is for client verbs: where {verb} listens is said with --listen");
         }
     }
     Ok(())
@@ -245,13 +245,13 @@ impl Greeting {
     }
 }
 
-struct Signals {
+pub(super) struct Signals {
     interrupt: Signal,
     terminate: Signal,
 }
 
 impl Signals {
-    fn receive() -> Option<Signals> {
+    pub(super) fn receive() -> Option<Signals> {
         let signals = || io::Result::Ok((signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?));
         let (interrupt, terminate) = signals().ok()?;
         Some(Signals { interrupt, terminate })
@@ -266,9 +266,9 @@ impl Signals {
 }
 
 /// Resolves with the first SIGINT or SIGTERM; the second one ends the process at once.
-async fn shutdown(signals: Option<Signals>) {
+pub(super) async fn shutdown(signals: Option<Signals>) {
     let Some(mut signals) = signals else {
-        tracing::error!("signals cannot be received: the member ends only by being killed");
+        tracing::error!("signals cannot be received: only being killed ends it");
         return std::future::pending().await;
     };
     signals.next().await;
@@ -305,7 +305,7 @@ fn checked_size(text: &str) -> Result<String, String> {
     parse_size(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
 }
 
-fn checked_address(text: &str) -> Result<String, String> {
+pub(super) fn checked_address(text: &str) -> Result<String, String> {
     let hint = "an address to listen on reads like 127.0.0.1:2379 or [::1]:2379";
     SocketAddr::from_str(text).map(|_| text.to_owned()).map_err(|_| hint.to_owned())
 }
