@@ -4,7 +4,7 @@ mod shell;
 mod support;
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use shell::tenure;
 use tenure_fence::{Claim, Key, Keyring, NEVER_MS, SigningKey, Token};
@@ -61,7 +62,6 @@ impl Store {
         stream.write_all(head.as_bytes()).ok()?;
         // A request that is too long is answered before it is read to its end.
         let _ = stream.write_all(body);
-        let _ = stream.shutdown(Shutdown::Write);
         let mut response = Vec::new();
         let _ = stream.read_to_end(&mut response);
         let response = String::from_utf8(response).ok()?;
@@ -88,7 +88,7 @@ impl Store {
         (body["token"].as_u64().unwrap(), body["data"].as_str().unwrap().to_owned())
     }
 
-    fn signal(mut self, signal: rustix::process::Signal) -> (Option<i32>, String) {
+    fn signal(mut self, signal: Signal) -> (Option<i32>, String) {
         rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), signal).unwrap();
         let code = self.child.wait().unwrap().code();
         let log = std::mem::replace(&mut self.log, thread::spawn(String::new));
@@ -102,8 +102,6 @@ impl Drop for Store {
         let _ = self.child.wait();
     }
 }
-
-use rustix::process::Signal;
 
 #[test]
 fn a_stale_write_is_refused_with_the_highest_token() {
@@ -185,6 +183,7 @@ fn acknowledged_writes_survive_kills_under_load() {
             .collect();
         // The kill comes after a number of writes that differs from round to round.
         while acknowledged.iter().any(|token| token.load(Ordering::SeqCst) < round * 100_000 + round * 3) {
+            assert!(!writers.iter().any(|writer| writer.is_finished()), "a writer has given up");
             thread::yield_now();
         }
         let id = rustix::process::Pid::from_child(&store.child);

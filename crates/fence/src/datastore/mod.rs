@@ -70,17 +70,21 @@ pub async fn run(
     let outcome = tokio::select! {
         () = shutdown => Ok(()),
         fault = &mut running.failed => Err(fault.map_or(RunError::Serve(gone()), RunError::Fault)),
-        ended = &mut serve => Err(RunError::Serve(ended.map_or_else(|_| gone(), |ended| ended.err().unwrap_or_else(gone)))),
+        ended = &mut serve => {
+            return Err(RunError::Serve(ended.unwrap_or_else(|_| Err(gone())).err().unwrap_or_else(gone)));
+        }
     };
     let _ = stop.send(());
-    if outcome.is_ok() && tokio::time::timeout(DRAIN, &mut serve).await.is_err() {
-        tracing::warn!("requests under way were cut off");
+    // A store that is gone answers nobody: nothing is worth waiting for.
+    let patience = if outcome.is_ok() { DRAIN } else { Duration::ZERO };
+    if tokio::time::timeout(patience, &mut serve).await.is_err() {
+        tracing::warn!("requests under way are cut off");
+        serve.abort();
+        let _ = serve.await;
     }
-    serve.abort();
-    let _ = serve.await;
-    if outcome.is_ok() {
-        let _ = tokio::task::spawn_blocking(|| running.join()).await;
-    }
+    // Connections that were cut off may hold on to the store for as long as the runtime lives.
+    let joined = tokio::task::spawn_blocking(|| running.join());
+    let _ = tokio::time::timeout(patience, joined).await;
     outcome
 }
 
