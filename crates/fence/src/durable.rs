@@ -54,12 +54,8 @@ impl<D: Disk> DurableFence<D> {
     pub fn open_on(disk: D, directory: &Path, equal: Equal) -> Result<DurableFence<D>, OpenError> {
         let (journal, recovered) = Journal::open(disk, directory, Kind::Bars)?;
         let mut fence = Fence::new(equal);
-        for frame in recovered.frames {
-            replay(&mut fence, &frame).map_err(|reason| OpenError::Corrupt {
-                file: directory.to_path_buf(),
-                offset: 0,
-                reason: reason.to_owned(),
-            })?;
+        for (position, frame) in recovered.frames.iter().enumerate() {
+            replay(&mut fence, frame).map_err(|reason| journal.unreadable(position, reason))?;
         }
         let live_bytes = live_bytes(&fence);
         Ok(DurableFence { fence, journal, live_bytes, torn_tail: recovered.torn_tail })

@@ -62,10 +62,7 @@ impl Gate for Mutex<Fence> {
 }
 
 #[cfg(feature = "file")]
-impl<D: tenure_storage::Disk> Gate for Mutex<crate::DurableFence<D>>
-where
-    D::File: Send,
-{
+impl<D: tenure_storage::Disk> Gate for Mutex<crate::DurableFence<D>> {
     fn admit(&self, key: &Key, token: Token) -> Result<Admitted, GateError> {
         let admitted = self.lock().unwrap_or_else(PoisonError::into_inner).admit(key, token, None);
         admitted.map_err(|error| match error {

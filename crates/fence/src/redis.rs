@@ -154,3 +154,58 @@ pub fn policy(equal: Equal) -> &'static str {
         Equal::Refuse => "refuse",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Answers in turn, and keeps what it was asked.
+    struct Scripted(Vec<Reply>, Vec<Vec<Vec<u8>>>);
+
+    impl Redis for Scripted {
+        type Error = std::convert::Infallible;
+
+        fn run(&mut self, command: &[&[u8]]) -> Result<Reply, Self::Error> {
+            self.1.push(command.iter().map(|argument| argument.to_vec()).collect());
+            Ok(self.0.remove(0))
+        }
+    }
+
+    fn reply(word: &str, highest: &str) -> Reply {
+        Reply::Texts(vec![word.into(), highest.into()])
+    }
+
+    fn ask(replies: &[Reply]) -> (Result<Admitted, String>, Vec<Vec<Vec<u8>>>) {
+        let (key, token) = (Key::name("a").unwrap(), Token::new(5).unwrap());
+        let mut redis = Scripted(replies.to_vec(), Vec::new());
+        let outcome = write(&mut redis, Equal::Allow, &key, token, "{a}", b"data");
+        (outcome.map_err(|error| error.to_string()), redis.1)
+    }
+
+    #[test]
+    fn the_script_is_sent_only_if_redis_does_not_know_it() {
+        let (outcome, asked) = ask(&[reply("admitted", "5")]);
+        assert_eq!((outcome, asked.len(), &asked[0][1][..]), (Ok(Admitted::Raised), 1, WRITE_SHA1.as_bytes()));
+        let (outcome, asked) = ask(&[Reply::Error("NOSCRIPT No matching script".to_owned()), reply("admitted", "5")]);
+        assert_eq!((outcome, asked.len()), (Ok(Admitted::Raised), 2));
+        assert_eq!((&asked[1][0][..], &asked[1][1][..]), (&b"EVAL"[..], WRITE.as_bytes()));
+        assert_eq!(asked[0][2..], asked[1][2..]);
+    }
+
+    #[test]
+    fn replies_are_understood_and_nothing_else_is_success() {
+        assert_eq!(ask(&[reply("repeated", "5")]).0, Ok(Admitted::Repeated));
+        for (answer, reason) in [
+            (reply("stale", "6"), "6 has been seen"),
+            (reply("reused", "5"), "used already"),
+            (reply("whatever", "5"), "something else"),
+            (reply("admitted", "many"), "something else"),
+            (Reply::Texts(Vec::new()), "something else"),
+            (Reply::Other, "something else"),
+            (Reply::Error("OOM command not allowed".to_owned()), "OOM"),
+        ] {
+            let error = ask(std::slice::from_ref(&answer)).0.unwrap_err();
+            assert!(error.contains(reason), "{answer:?}: {error}");
+        }
+    }
+}

@@ -79,18 +79,11 @@ struct Write {
 
 impl Store {
     /// Opens a directory, or makes one, and starts the thread that writes.
-    pub fn open<D: Disk>(disk: D, directory: &Path, options: Options) -> Result<(Store, Running), OpenError>
-    where
-        D::Lock: Send,
-    {
+    pub fn open<D: Disk>(disk: D, directory: &Path, options: Options) -> Result<(Store, Running), OpenError> {
         let (journal, recovered) = Journal::open(disk, directory, Kind::Data)?;
         let mut map = BTreeMap::new();
-        for frame in &recovered.frames {
-            decode(frame, &mut map).map_err(|reason| OpenError::Corrupt {
-                file: directory.to_path_buf(),
-                offset: 0,
-                reason: reason.to_owned(),
-            })?;
+        for (position, frame) in recovered.frames.iter().enumerate() {
+            decode(frame, &mut map).map_err(|reason| journal.unreadable(position, reason))?;
         }
         let used_bytes = map.iter().map(|(key, stored)| record_bytes(key, stored)).sum();
         let entries: Entries = Arc::new(RwLock::new(map));

@@ -100,6 +100,12 @@ impl<D: Disk> Journal<D> {
         self.keep_fault(rewritten)
     }
 
+    /// A frame that is whole, and yet not what this program writes: named by its number.
+    pub(crate) fn unreadable(&self, position: usize, reason: &str) -> OpenError {
+        let reason = format!("frame {} is whole, but {reason}", position + 1);
+        OpenError::Corrupt { file: self.path.clone(), offset: FILE_HEADER_BYTES as u64, reason }
+    }
+
     pub(crate) fn directory(&self) -> &Path {
         &self.place.directory
     }
