@@ -21,9 +21,10 @@ use crate::{logging, notify};
 const EXAMPLE: &str = "\
 Examples:
   tenure datastore                      a store on 127.0.0.1:8000, data in ./tenure-datastore
-  curl -s localhost:8000/write -d '{\"clientID\":\"ci-7\",\"fencingToken\":{\"key\":\"deploy\",\"value\":12},\"data\":\"v2\"}'
+  curl -s localhost:8000/write \\
+    -d '{\"clientID\":\"ci-7\",\"fencingToken\":{\"key\":\"deploy\",\"value\":12},\"data\":\"v2\"}'
   curl -s 'localhost:8000/read?key=deploy'
-  tenure datastore --data-dir DIR --signing-key signing.key --cluster 7b1c...   takes signed tokens only";
+  tenure datastore --signing-key signing.key --cluster ID     takes signed tokens only";
 
 const DEFAULT_LISTEN: &str = "127.0.0.1:8000";
 const DEFAULT_DATA_DIR: &str = "tenure-datastore";
@@ -64,7 +65,7 @@ struct Flags {
     /// Where it keeps its data [default: tenure-datastore]
     #[arg(long, env = "TENURE_DATASTORE_DATA_DIR", value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// What a token equal to the highest gets: allow, identical (data only) or refuse [default: allow]
+    /// What a token equal to the highest gets: allow, identical (the same data only), refuse [default: allow]
     #[arg(long, env = "TENURE_DATASTORE_EQUAL", value_name = "POLICY", value_parser = checked_equal)]
     equal: Option<String>,
     /// Take only tokens signed with a key of this file
@@ -73,7 +74,7 @@ struct Flags {
     /// The cluster whose tokens are taken; needed with --signing-key
     #[arg(long, env = "TENURE_DATASTORE_CLUSTER", value_name = "ID")]
     cluster: Option<String>,
-    /// Beyond this size the store takes no more [default: 1GiB]
+    /// Beyond this size the store takes no more [default: 256MiB]
     #[arg(long, env = "TENURE_DATASTORE_QUOTA", value_name = "SIZE", value_parser = checked_size)]
     quota: Option<String>,
     /// Listen beyond this machine without TLS

@@ -20,8 +20,8 @@ pub use store::{Options, Running, Store, Stored, WriteError};
 
 use crate::{Equal, OpenError};
 
-/// What a store keeps unless told otherwise; it keeps it in memory too.
-pub const QUOTA_BYTES: u64 = 1 << 30;
+/// What a store keeps unless told otherwise. It keeps it in memory too, and while it is opened some four times as much.
+pub const QUOTA_BYTES: u64 = 256 << 20;
 /// How long requests may still take when the store is told to stop.
 const DRAIN: Duration = Duration::from_secs(5);
 
