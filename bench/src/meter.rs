@@ -60,6 +60,11 @@ impl UsageProbe {
         UsageProbe { pid, before: pid.and_then(process::usage) }
     }
 
+    /// The memory that was resident at the start.
+    pub fn resident_before(self) -> Option<u64> {
+        self.before.map(|before| before.resident_bytes)
+    }
+
     /// CPU time since the start, and the memory resident now.
     pub fn stop(self) -> (Option<Duration>, Option<u64>) {
         let after = self.pid.and_then(process::usage);

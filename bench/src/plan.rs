@@ -120,12 +120,13 @@ pub enum Workload {
     Lease,
     KeepAlive,
     Watch,
+    Waiters,
     Range,
     Fill,
 }
 
 impl Workload {
-    pub const ALL: [Workload; 10] = [
+    pub const ALL: [Workload; 11] = [
         Workload::Put,
         Workload::Get,
         Workload::Lock,
@@ -134,6 +135,7 @@ impl Workload {
         Workload::Lease,
         Workload::KeepAlive,
         Workload::Watch,
+        Workload::Waiters,
         Workload::Range,
         Workload::Fill,
     ];
@@ -148,6 +150,7 @@ impl Workload {
             Workload::Lease => "lease",
             Workload::KeepAlive => "keepalive",
             Workload::Watch => "watch",
+            Workload::Waiters => "waiters",
             Workload::Range => "range",
             Workload::Fill => "fill",
         }
@@ -166,6 +169,7 @@ impl Workload {
             Workload::Lease => "each client grants and revokes leases",
             Workload::KeepAlive => "each client renews its lease over a stream, one renewal at a time",
             Workload::Watch => "every client watches one key that one writer changes: operations are deliveries",
+            Workload::Waiters => "all clients wait for one lock, and each passes it on to the next: once for each",
             Workload::Range => "puts, without and then with a client that keeps reading all keys at once",
             Workload::Fill => "writes the given number of keys, each once",
         }

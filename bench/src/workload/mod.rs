@@ -9,6 +9,7 @@ mod lease;
 mod lock;
 mod range;
 mod session;
+mod waiters;
 mod watch;
 
 use std::sync::Arc;
@@ -51,6 +52,7 @@ impl Workload {
                 drive(plan, server, plan.warm_up, plan.limit, |connection, _| lease::KeepAlive::prepare(connection))?
             }
             Workload::Watch => watch::run(plan, server)?,
+            Workload::Waiters => return Ok(vec![waiters::run(plan, server)?]),
             Workload::Range => return range::run(plan, server, progress),
             Workload::Fill => fill::run(plan, server, "bench/fill/", progress)?,
         };

@@ -37,6 +37,8 @@ struct Hold {
 enum Ender {
     Deletes(Vec<Keys>),
     Revokes(LeaseId),
+    /// Whoever has this token; nobody else.
+    Unlocks(Revision),
     /// A call that was given up leaves the place that it joined last, whoever else relies on it.
     Leaves {
         name: Vec<u8>,
@@ -45,11 +47,12 @@ enum Ender {
 }
 
 impl Ender {
-    fn may_end(&self, key: &[u8], lease: LeaseId) -> bool {
+    fn may_end(&self, hold: &Hold) -> bool {
         match self {
-            Ender::Deletes(keys) => keys.iter().any(|keys| keys.contains(key)),
-            Ender::Revokes(revoked) => *revoked == lease,
-            Ender::Leaves { name, lease: left } => *left == lease && key.starts_with(name),
+            Ender::Deletes(keys) => keys.iter().any(|keys| keys.contains(&hold.key)),
+            Ender::Revokes(revoked) => *revoked == hold.lease,
+            Ender::Unlocks(token) => *token == hold.token,
+            Ender::Leaves { name, lease: left } => *left == hold.lease && hold.key.starts_with(name),
         }
     }
 }
@@ -131,6 +134,7 @@ impl Locks {
         let mut touched = Vec::new();
         let ender = match request {
             Request::Propose(Command::LeaseRevoke { lease }) => Ender::Revokes(*lease),
+            Request::Propose(Command::Unlock(unlock)) => Ender::Unlocks(unlock.token),
             Request::Propose(Command::Delete(delete)) => Ender::Deletes(vec![delete.keys.clone()]),
             Request::Propose(Command::Leave(leave)) => Ender::Deletes(vec![Keys::One(leave.key.clone())]),
             // A put may hang the key on another lease, and end it with that one.
@@ -158,7 +162,7 @@ impl Locks {
 
     fn begin(&mut self, id: CallId, ender: Ender) {
         for hold in self.holds.values_mut().flatten() {
-            hold.may_have_ended |= ender.may_end(&hold.key, hold.lease);
+            hold.may_have_ended |= ender.may_end(hold);
         }
         self.enders.insert(id, ender);
     }
@@ -169,8 +173,8 @@ impl Locks {
             return Err(format!("token {} was granted after token {highest}", hold.token));
         }
         *highest = hold.token.max(*highest);
-        hold.may_have_ended = self.overwritten.contains(&hold.key)
-            || self.enders.values().any(|ender| ender.may_end(&hold.key, hold.lease));
+        hold.may_have_ended =
+            self.overwritten.contains(&hold.key) || self.enders.values().any(|ender| ender.may_end(&hold));
         let promised_us = &self.promised_us;
         let holds = self.holds.entry(name.to_vec()).or_default();
         holds.retain(|other| {
