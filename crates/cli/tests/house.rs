@@ -13,7 +13,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("client", &["api"]),
     ("fence", &["storage"]),
     ("bench", &["api"]),
-    ("server", &["api", "machine", "replica", "storage"]),
+    ("server", &["api", "fence", "machine", "replica", "storage"]),
     ("sim", &["machine", "replica", "storage"]),
     ("cli", &["api", "bench", "client", "fence", "machine", "server", "storage"]),
 ];

@@ -76,6 +76,8 @@ pub struct Config {
     pub drain: Duration,
     /// Threads that serve connections. 0 = as many as the machine has processors, 8 at most.
     pub network_threads: usize,
+    /// A file with the keys that grants are signed with, shared with the storages that verify them.
+    pub signing_key: Option<PathBuf>,
 
     pub limits: Limits,
 }
@@ -107,6 +109,7 @@ impl Default for Config {
             keepalive_timeout: Duration::from_millis(limits::KEEPALIVE_TIMEOUT_MS),
             drain: Duration::from_millis(limits::DRAIN_MS),
             network_threads: 0,
+            signing_key: None,
             limits: Limits::default(),
         }
     }

@@ -45,6 +45,8 @@ pub enum RunError {
     Listen(#[from] ListenError),
     #[error(transparent)]
     Data(#[from] DataError),
+    #[error("--signing-key: {0}")]
+    SigningKey(#[from] tenure_fence::KeyFileError),
     #[error("the replica cannot start: {0}")]
     Boot(#[from] tenure_replica::BootError),
     #[error("the control thread cannot start: {0}")]
@@ -81,6 +83,7 @@ async fn live(
     ready: impl FnOnce(SocketAddr),
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
+    let keyring = config.signing_key.as_deref().map(tenure_fence::read_keyring).transpose()?;
     let data = data::open(&config)?;
     let replica_config = replica_config(&config, &data);
     let threads = config.network_thread_count();
@@ -98,14 +101,14 @@ async fn live(
     let health = Health::new(member, config.call_timeout);
     let reporter = HealthReporter::new();
 
-    let sessions = Arc::<services::Sessions>::default();
+    let shared = Arc::new(services::ProcessWide { sessions: services::Sessions::default(), keyring });
     let attachments = Arc::new((0..threads).map(|index| attach(&mut driver, index)).collect::<Vec<_>>());
     let serve = {
         let (config, metrics, health, reporter) = (config.clone(), metrics.clone(), health.clone(), reporter.clone());
         move |index: usize, stopping: Stopping| {
             let (member, distribute) = take(&attachments[index]);
             tokio::spawn(distribute);
-            let services = services_of(&config, member, &sessions, &reporter).stopping(stopping);
+            let services = services_of(&config, member, &shared, &reporter).stopping(stopping);
             let services = services.build(metrics.runtime(index).clone(), metrics.rpcs().clone());
             let front = Front::new(&config, &pool, services, health.clone(), metrics.clone(), Router::new());
             let front = Arc::new(front);
@@ -159,7 +162,7 @@ fn take(attachment: &Mutex<Option<Attachment>>) -> Attachment {
 fn services_of(
     config: &Arc<Config>,
     member: Member,
-    sessions: &Arc<services::Sessions>,
+    shared: &Arc<services::ProcessWide>,
     reporter: &HealthReporter,
 ) -> ServicesBuilder {
     let reflection = || {
@@ -167,7 +170,7 @@ fn services_of(
             .register_encoded_file_descriptor_set(tenure_api::FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    services::services(member, config.clone(), sessions.clone(), Services::builder())
+    services::services(member, config.clone(), shared.clone(), Services::builder())
         .add_service(HealthServer::new(HealthService::from_health_reporter(reporter.clone())))
         .add_service(reflection().build_v1().expect("our own descriptors are sound"))
         .add_service(reflection().build_v1alpha().expect("our own descriptors are sound"))

@@ -131,6 +131,9 @@ struct Tuning {
     /// Threads that serve connections; 0 = as many as there are processors, 8 at most [default: 0]
     #[arg(long, env = "TENURE_NETWORK_THREADS", value_name = "N")]
     network_threads: Option<u32>,
+    /// Sign grants with the key in this file, which the storages that verify them have, too
+    #[arg(long, env = "TENURE_SIGNING_KEY", value_name = "FILE")]
+    signing_key: Option<String>,
 }
 
 /// Options of client verbs that were typed here are a mistake; in the environment they may well be
@@ -194,6 +197,7 @@ impl Serve {
             ("keepalive-interval", &tuning.keepalive_interval),
             ("keepalive-timeout", &tuning.keepalive_timeout),
             ("drain", &tuning.drain),
+            ("signing-key", &tuning.signing_key),
         ];
         for (key, value) in texts {
             if let Some(value) = value {

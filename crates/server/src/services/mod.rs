@@ -59,11 +59,11 @@ pub use tenure_lock::Sessions;
 pub fn services(
     member: Member,
     config: Arc<Config>,
-    sessions: Arc<Sessions>,
+    process_wide: Arc<ProcessWide>,
     mut table: ServicesBuilder,
 ) -> ServicesBuilder {
     let largest = config.limits.message_bytes();
-    let shared = Arc::new(Shared::new(member, config, sessions));
+    let shared = Arc::new(Shared::new(member, config, process_wide));
     macro_rules! serve {
         ($server:ident, $service:expr) => {
             let server = $server::new($service(shared.clone())).max_decoding_message_size(largest);
@@ -94,7 +94,14 @@ struct Shared {
     has_leader: HasLeader,
     leader_monitor: LeaderMonitor,
     identity: OnceLock<Identity>,
-    sessions: Arc<Sessions>,
+    process_wide: Arc<ProcessWide>,
+}
+
+/// What the services of all runtimes share.
+pub struct ProcessWide {
+    pub sessions: Sessions,
+    /// What grants are signed with.
+    pub keyring: Option<tenure_fence::Keyring>,
 }
 
 #[derive(Clone, Copy)]
@@ -104,11 +111,11 @@ struct Identity {
 }
 
 impl Shared {
-    fn new(member: Member, config: Arc<Config>, sessions: Arc<Sessions>) -> Shared {
+    fn new(member: Member, config: Arc<Config>, process_wide: Arc<ProcessWide>) -> Shared {
         let asked = member.clone();
         let has_leader: HasLeader = Arc::new(move || asked.status().leader != 0);
         let leader_monitor = LeaderMonitor::new(has_leader.clone(), config.election_max);
-        Shared { member, config, has_leader, leader_monitor, identity: OnceLock::new(), sessions }
+        Shared { member, config, has_leader, leader_monitor, identity: OnceLock::new(), process_wide }
     }
 
     /// The header that speaks of the moment at which a value was read.

@@ -325,3 +325,27 @@ async fn what_makes_no_sense_is_refused_with_the_reason() {
     let status = unlock(&mut client, "a", 0).await.unwrap_err();
     assert_eq!((status.code(), status.message()), (Code::InvalidArgument, "fencing_token is missing"));
 }
+
+#[tokio::test]
+async fn a_cluster_with_a_key_signs_its_grants() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("signing.key");
+    std::fs::write(&file, "0123456789abcdef0123456789abcdef0123456789ab").unwrap();
+    std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let server = Server::start_with(|config| config.signing_key = Some(file.clone())).await;
+    let mut client = client(&server);
+    let lease = lease(&mut client, "ada").await;
+    let held = lock(&mut client, ask("jobs", lease)).await;
+    let keyring = tenure_fence::read_keyring(&file).unwrap();
+    let cluster = format!("{:016x}", held.header.unwrap().cluster_id);
+    let claim = keyring.open(&held.signature).unwrap();
+    assert_eq!((claim.cluster(), claim.key().as_str(), claim.holder()), (cluster.as_str(), "jobs", "ada"));
+    assert_eq!(claim.token().get(), held.fencing_token as u64);
+    let slot =
+        LockRequest { mode: Mode::Semaphore.into(), slots: 2, holder_id: "bob".to_owned(), ..ask("pool", lease) };
+    let held = lock(&mut client, slot).await;
+    let claim = keyring.open(&held.signature).unwrap();
+    assert_eq!((claim.key().as_str(), claim.holder()), ("pool#0", "bob"));
+    let shared = lock(&mut client, LockRequest { mode: Mode::Shared.into(), ..ask("book", lease) }).await;
+    assert_eq!(shared.signature, "", "it fences no writes");
+}

@@ -8,11 +8,13 @@
 mod describe;
 mod request;
 mod session;
+mod sign;
 
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tenure_api::tenure::v1::lock_service_server::LockService;
 use tenure_api::tenure::v1::{
     DeleteRequest, DeleteResponse, DescribeRequest, DescribeResponse, ForceReleaseRequest, ForceReleaseResponse,
@@ -20,7 +22,7 @@ use tenure_api::tenure::v1::{
     LeaseRevokeResponse, ListRequest, ListResponse, ListSessionsRequest, ListSessionsResponse, LockRequest,
     LockResponse, SessionRequest, SessionResponse, UnlockRequest, UnlockResponse, WatchRequest, WatchResponse,
 };
-use tenure_machine::{BusyReply, Command, LeaseGrant, Refusal, Reply};
+use tenure_machine::{BusyReply, Command, LeaseGrant, LeaseId, LockReply, Mode, Refusal, Reply};
 use tenure_replica::{Consistency, Failure};
 use tokio_stream::Stream;
 use tonic::transport::server::TcpConnectInfo;
@@ -34,6 +36,14 @@ use crate::member::{At, Locked};
 pub use session::Sessions;
 
 pub struct TenureLockService(pub Arc<Shared>);
+
+/// What an answer needs to know of its request.
+struct Asked {
+    name: Bytes,
+    lease: LeaseId,
+    holder: Bytes,
+    mode: Mode,
+}
 
 #[tonic::async_trait]
 impl LockService for TenureLockService {
@@ -153,7 +163,7 @@ impl LockService for TenureLockService {
         let times = self.0.member.lease_times(leases).await.map_err(failed)?.value;
         for (session, time) in sessions.iter_mut().zip(&times) {
             describe::fill_lease_time(session.lease.as_mut(), time.as_ref());
-            self.0.sessions.describe(session);
+            self.0.process_wide.sessions.describe(session);
         }
         Ok(Response::new(ListSessionsResponse {
             header,
@@ -214,12 +224,13 @@ impl TenureLockService {
         let timeout_ms = asked.timeout_ms;
         let lock = request::lock(asked, self.0.member.draw_call())?;
         let name = lock.name.clone();
+        let asked = Asked { name: name.clone(), lease: lock.lease, holder: lock.holder.clone(), mode: lock.mode };
         match timeout_ms {
-            None | Some(0) => self.answer(self.0.member.lock(lock).await).await,
+            None | Some(0) => self.answer(asked, self.0.member.lock(lock).await).await,
             Some(timeout_ms) => {
                 let timeout = Duration::from_millis(timeout_ms as u64);
                 match tokio::time::timeout(timeout, self.0.member.lock(lock)).await {
-                    Ok(locked) => self.answer(locked).await,
+                    Ok(locked) => self.answer(asked, locked).await,
                     // Dropping the call has given up its places.
                     Err(_) => {
                         let at = self.0.member.view(Consistency::Linearizable).await.map_err(failed)?;
@@ -231,7 +242,11 @@ impl TenureLockService {
         }
     }
 
-    async fn answer(&self, locked: Result<At<Locked>, Failure>) -> Result<Response<LockResponse>, Status> {
+    async fn answer(
+        &self,
+        asked: Asked,
+        locked: Result<At<Locked>, Failure>,
+    ) -> Result<Response<LockResponse>, Status> {
         let at = locked.map_err(failed)?;
         let header = header(&self.0, &at);
         let reply = match at.value {
@@ -241,8 +256,10 @@ impl TenureLockService {
             }
             Locked::Held(reply) => reply,
         };
+        let signature = self.signature(&asked, &reply).await?;
         Ok(Response::new(LockResponse {
             header,
+            signature,
             key: describe::text(&reply.key),
             fencing_token: reply.token,
             acquired: true,
@@ -251,6 +268,25 @@ impl TenureLockService {
             waiting: 0,
             slot: reply.slot,
         }))
+    }
+
+    /// Empty unless this cluster signs.
+    async fn signature(&self, asked: &Asked, reply: &LockReply) -> Result<String, Status> {
+        let Some(keyring) = self.0.process_wide.keyring.as_ref().filter(|_| asked.mode != Mode::Shared) else {
+            return Ok(String::new());
+        };
+        let at = self.0.member.view(Consistency::Linearizable).await.map_err(failed)?;
+        let Some(lease) = at.value.lease(asked.lease) else { return Ok(String::new()) };
+        let holder = if asked.holder.is_empty() { &lease.client[..] } else { &asked.holder[..] };
+        let grant = sign::Grant {
+            cluster: self.0.identity().cluster,
+            name: &asked.name,
+            slot: matches!(asked.mode, Mode::Slots(_)).then_some(reply.slot),
+            token: reply.token,
+            holder,
+            ttl_ms: lease.ttl_ms,
+        };
+        Ok(sign::sign(keyring, &grant))
     }
 
     async fn busy<T>(&self, at: &At<T>, busy: BusyReply) -> Result<Response<LockResponse>, Status> {

@@ -20,12 +20,12 @@ use tenure_api::tenure::v1::{
     SessionUnlock, SessionUnlocked, SessionWarning,
 };
 use tenure_machine::lock::entry_key;
-use tenure_machine::{BusyReply, Command, LeaseGrant, LeaseId, Leave, Reply};
+use tenure_machine::{BusyReply, Command, LeaseGrant, LeaseId, Leave, LockReply, Mode, Reply};
 use tenure_replica::{Answered, CallId, Consistency, Failure, Input, SessionNotice};
 use tokio::time::Instant;
 use tonic::{Code, Status, Streaming};
 
-use super::{describe, failed, header, request};
+use super::{describe, failed, header, request, sign};
 use crate::calls::{OpenSession, SessionMail};
 use crate::member::At;
 use crate::services::produced::Emitter;
@@ -143,7 +143,7 @@ struct UnderWay {
 }
 
 enum What {
-    Lock { name: Bytes, leave: Leave, timeout: Option<Instant> },
+    Lock { name: Bytes, mode: Mode, holder: Bytes, leave: Leave, timeout: Option<Instant> },
     Unlock,
     Renew { came: Instant },
     Close,
@@ -183,7 +183,7 @@ async fn open(
     let now_unix_ms = describe::now_unix_ms();
     let connected =
         Connected { stream: stream.stream, address, since_unix_ms: now_unix_ms, last_seen_unix_ms: now_unix_ms };
-    shared.sessions.enter(lease, connected);
+    shared.process_wide.sessions.enter(lease, connected);
     let opened = SessionOpened {
         session_id: lease,
         ttl_ms: ttl_ms as i64,
@@ -234,7 +234,7 @@ impl Session {
                 }
             }
             Some(Asked::Renew(_)) => {
-                self.shared.sessions.seen(self.lease);
+                self.shared.process_wide.sessions.seen(self.lease);
                 let (lease, epoch) = (self.lease, self.epoch);
                 let what = What::Renew { came: Instant::now() };
                 self.bring(number, what, |call| Input::KeepAlive { call, lease, epoch });
@@ -276,7 +276,7 @@ impl Session {
         if let Some(timeout) = timeout {
             self.timeouts.insert((timeout, number));
         }
-        let what = What::Lock { name: lock.name.clone(), leave, timeout };
+        let what = What::Lock { name: lock.name.clone(), mode: lock.mode, holder: lock.holder.clone(), leave, timeout };
         self.bring(number, what, |call| Input::Lock { call, lock });
     }
 
@@ -317,8 +317,13 @@ impl Session {
             self.timeouts.remove(&(*timeout, number));
         }
         match (what, result) {
-            (_, Ok(Answered::Lock(reply))) => {
-                let granted = SessionGranted { fencing_token: reply.token, renewed: reply.renewed, slot: reply.slot };
+            (What::Lock { name, mode, holder, .. }, Ok(Answered::Lock(reply))) => {
+                let granted = SessionGranted {
+                    fencing_token: reply.token,
+                    renewed: reply.renewed,
+                    slot: reply.slot,
+                    signature: self.signature(&name, mode, &holder, &reply),
+                };
                 self.tell(number, Told::Granted(granted));
             }
             (_, Ok(Answered::Reply(Reply::Busy(busy)))) => self.tell_busy(number, Code::Aborted, "busy", &busy),
@@ -342,12 +347,23 @@ impl Session {
         Ok(())
     }
 
+    /// Empty unless this cluster signs.
+    fn signature(&self, name: &[u8], mode: Mode, holder: &[u8], reply: &LockReply) -> String {
+        let Some(keyring) = self.shared.process_wide.keyring.as_ref().filter(|_| mode != Mode::Shared) else {
+            return String::new();
+        };
+        let slot = matches!(mode, Mode::Slots(_)).then_some(reply.slot);
+        let (cluster, token) = (self.shared.identity().cluster, reply.token);
+        sign::sign(keyring, &sign::Grant { cluster, name, slot, token, holder, ttl_ms: self.ttl_ms })
+    }
+
     /// A Lock whose time is up, or that nobody wants any more, leaves its queues.
     fn give_up(&mut self, number: u64, code: Code, why: &str) {
         if !matches!(self.under_way.get(&number), Some(UnderWay { what: What::Lock { .. }, .. })) {
             return;
         }
-        let Some(UnderWay { call, what: What::Lock { name, leave, timeout } }) = self.under_way.remove(&number) else {
+        let Some(UnderWay { call, what: What::Lock { name, leave, timeout, .. } }) = self.under_way.remove(&number)
+        else {
             return;
         };
         if let Some(timeout) = timeout {
@@ -407,6 +423,6 @@ impl Drop for Session {
             self.stream.drop_call(call);
         }
         self.stream.bring(Input::SessionClosed { stream: self.stream.stream, lease: self.lease });
-        self.shared.sessions.leave(self.lease, self.stream.stream);
+        self.shared.process_wide.sessions.leave(self.lease, self.stream.stream);
     }
 }
