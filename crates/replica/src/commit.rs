@@ -48,6 +48,8 @@ impl Replica {
             }
         };
         let applied = self.machine.apply(index, term, &envelope);
+        let term = self.node.raft.term;
+        self.lock_hub.feed(&applied.lock_changes, self.machine.state(), term, &mut self.outputs);
         // Who gives something back by itself knows.
         let is_given_back = matches!(envelope.command, Command::Unlock(_) | Command::Leave(_));
         if !is_given_back {

@@ -3,6 +3,8 @@
 use bytes::Bytes;
 use tenure_machine::{Command, Keys, LeaseId, Leave, Lock, MemberId, RangeQuery, Revision};
 
+use crate::LockWatchRequest;
+
 /// Names a call that waits for its answer; chosen by the driver, free again after the step that answered or
 /// cancelled it.
 pub type CallId = u64;
@@ -56,6 +58,10 @@ pub enum Input {
     Watch {
         stream: StreamId,
         request: WatchRequest,
+    },
+    LockWatch {
+        stream: StreamId,
+        request: LockWatchRequest,
     },
     /// This stream carries the session of a lease from now on, and is told what becomes of it.
     SessionOpened {

@@ -9,6 +9,7 @@ mod commit;
 pub mod config;
 mod deadlines;
 pub mod input;
+mod lock_watch;
 mod log;
 pub mod output;
 mod propose;
@@ -19,6 +20,7 @@ mod watch;
 
 pub use config::{Boot, Config, FIRST_INDEX, FIRST_TERM, first_configuration};
 pub use input::{CallId, Consistency, Input, Now, Read, StreamId, WatchId, WatchRequest};
+pub use lock_watch::{LockEvent, LockNotice, LockWatchRequest};
 pub use output::{
     Answer, Answered, Failure, HardState, LeaseStatus, LogEntry, Notice, Output, Persist, SaveSnapshot, SessionNotice,
 };

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use tenure_machine::{Commit, LeaseId, LockEnd, LockReply, MemberId, RangeReply, Refusal, Reply, Revision, View};
 
-use crate::{CallId, StreamId, WatchId};
+use crate::{CallId, LockNotice, StreamId, WatchId};
 
 #[derive(Debug)]
 pub enum Output {
@@ -30,6 +30,10 @@ pub enum Output {
     Session {
         stream: StreamId,
         notice: SessionNotice,
+    },
+    LockNotice {
+        stream: StreamId,
+        notice: LockNotice,
     },
     /// Write this view as a snapshot in the background, then report [`crate::Input::SnapshotSaved`].
     SaveSnapshot(Box<SaveSnapshot>),

@@ -15,6 +15,7 @@ use tenure_machine::{LeaseId, Leave, Machine, MemberId};
 
 use crate::config::{Boot, Config, decode_configuration, encode_configuration};
 use crate::deadlines::Deadlines;
+use crate::lock_watch::LockHub;
 use crate::log::Log;
 use crate::propose::{Proposals, Queued, Unsent, Waits};
 use crate::read::{Confirmed, Reads};
@@ -58,6 +59,7 @@ pub struct Replica {
     pub(crate) queued: Queued,
     pub(crate) deadlines: Deadlines,
     pub(crate) hub: Hub,
+    pub(crate) lock_hub: LockHub,
     /// The streams that carry a lease's session at this member.
     pub(crate) sessions: BTreeMap<LeaseId, StreamId>,
     /// Number of the last Ready that was given to the log, and of the last one altogether.
@@ -141,6 +143,7 @@ impl Replica {
             reads: Reads::default(),
             queued: Queued::default(),
             deadlines: Deadlines::default(),
+            lock_hub: LockHub::default(),
             sessions: BTreeMap::new(),
             persist_asked: 0,
             persist_done: 0,
@@ -329,6 +332,10 @@ impl Replica {
             Input::Watch { stream, request } => {
                 let term = self.node.raft.term;
                 self.hub.take(stream, request, &self.machine, term, &mut self.outputs)
+            }
+            Input::LockWatch { stream, request } => {
+                let now = (self.machine.state().revision(), self.node.raft.term);
+                self.lock_hub.take(stream, request, now, &mut self.outputs)
             }
             Input::SessionOpened { stream, lease } => drop(self.sessions.insert(lease, stream)),
             Input::SessionClosed { stream, lease } => {

@@ -305,7 +305,7 @@ impl Cluster {
                 );
                 self.send(member, to, message);
             }
-            Output::Queued { .. } | Output::Session { .. } => {}
+            Output::Queued { .. } | Output::Session { .. } | Output::LockNotice { .. } => {}
             Output::Answer { call, answer } => {
                 if self.host(member).calls.answered(call) {
                     let asked = self.asked.remove(&call).expect("every call was asked");

@@ -17,8 +17,8 @@ use goldenscript::{Argument, Context};
 use harness::{Calls, Disk, config};
 use tenure_machine::*;
 use tenure_replica::{
-    Answer, Answered, Boot, CallId, Config, Consistency, HardState, Input, LogEntry, Notice, Now, Output, Read,
-    Replica, WatchRequest, first_configuration,
+    Answer, Answered, Boot, CallId, Config, Consistency, HardState, Input, LockNotice, LockWatchRequest, LogEntry,
+    Notice, Now, Output, Read, Replica, WatchRequest, first_configuration,
 };
 
 macro_rules! scripts {
@@ -44,6 +44,7 @@ scripts!(
     patience,
     lock_service,
     sessions,
+    lock_watches,
     cancel,
     watches,
     watch_history,
@@ -210,6 +211,7 @@ impl Runner {
                 format!("answer {call}: {}", answer_text(answer))
             }
             Output::Queued { call, ahead } => format!("queued {call}, {ahead} ahead"),
+            Output::LockNotice { stream, notice } => format!("lock watches {stream}: {}", lock_notice_text(notice)),
             Output::Session { stream, notice } => format!("session {stream}: {notice:?}"),
             Output::Notice { stream, notice } => format!("stream {stream}: {}", notice_text(notice)),
             Output::SaveSnapshot(save) => {
@@ -272,6 +274,16 @@ impl Runner {
                 self.calls.cancelled(call);
                 let key = lock::entry_key(name.as_bytes(), lease).into();
                 Input::CancelLock { call, leave: Leave { key, call: u128::from(call) } }
+            }
+            "watch_lock" | "watch_locks" => {
+                let (stream, watch) = (args.number()?, args.number()?);
+                let request =
+                    LockWatchRequest::Create { watch, name: args.text()?.into(), prefix: name == "watch_locks" };
+                Input::LockWatch { stream, request }
+            }
+            "unwatch_lock" => {
+                let (stream, watch) = (args.number()?, args.number()?);
+                Input::LockWatch { stream, request: LockWatchRequest::Cancel { watch } }
             }
             "session_opened" => Input::SessionOpened { stream: args.number()?, lease: args.number()? },
             "session_closed" => Input::SessionClosed { stream: args.number()?, lease: args.number()? },
@@ -431,6 +443,24 @@ fn commit_text(commit: &Commit) -> String {
         EventKind::Delete => format!("-{}", show(&event.kv.key)),
     });
     format!("{}: {}", commit.revision, events.collect::<Vec<_>>().join(" "))
+}
+
+fn lock_notice_text(notice: LockNotice) -> String {
+    match notice {
+        LockNotice::Created { watch, revision, .. } => format!("watch {watch} created, revision {revision}"),
+        LockNotice::FellBehind { watch, .. } => format!("watch {watch} fell behind"),
+        LockNotice::Events { watch, events, .. } => {
+            let events = events.iter().map(|event| {
+                let holder = event
+                    .holder
+                    .as_ref()
+                    .map_or("free".to_owned(), |entry| format!("held by {} token {}", show(&entry.key), entry.token));
+                let ended = event.ended.as_ref().map(|ended| format!(" after token {} {:?}", ended.token, ended.cause));
+                format!("{} {holder}{}", show(&event.name), ended.unwrap_or_default())
+            });
+            format!("watch {watch} told [{}]", events.collect::<Vec<_>>().join(", "))
+        }
+    }
 }
 
 fn notice_text(notice: Notice) -> String {

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 
 use slab::Slab;
-use tenure_replica::{Answer, Answered, CallId, Input, Notice, SessionNotice, StreamId};
+use tenure_replica::{Answer, Answered, CallId, Input, LockNotice, Notice, SessionNotice, StreamId};
 use tokio::sync::mpsc;
 
 use crate::driver::{Left, Turns, Writes};
@@ -26,13 +26,15 @@ pub(crate) struct Mail {
     pub(crate) queued: Vec<(CallId, usize)>,
     pub(crate) notices: Vec<(StreamId, Notice)>,
     pub(crate) sessions: Vec<(StreamId, SessionNotice)>,
+    pub(crate) lock_notices: Vec<(StreamId, LockNotice)>,
 }
 
-/// What the stream of a session hears of the replica.
+/// What the stream of a session, or of watches on locks, hears of the replica.
 pub(crate) enum SessionMail {
     Answer { number: u64, answer: Answer },
     Queued { number: u64, ahead: usize },
     Notice(SessionNotice),
+    LockWatch(LockNotice),
 }
 
 impl Mail {
@@ -45,6 +47,7 @@ impl Mail {
 
     pub(crate) fn is_empty(&self) -> bool {
         let is_quiet = self.queued.is_empty() && self.notices.is_empty() && self.sessions.is_empty();
+        let is_quiet = is_quiet && self.lock_notices.is_empty();
         self.grants.is_empty() && self.answers.is_empty() && is_quiet
     }
 }
@@ -199,7 +202,7 @@ impl Mailbox {
             }
         }
         loop {
-            let Mail { grants, answers, queued, notices, sessions } = match mail.poll_recv(context) {
+            let Mail { grants, answers, queued, notices, sessions, lock_notices } = match mail.poll_recv(context) {
                 Poll::Ready(Some(mail)) => mail,
                 Poll::Ready(None) => return Poll::Ready(()),
                 Poll::Pending => return Poll::Pending,
@@ -214,6 +217,11 @@ impl Mailbox {
             for (stream, notice) in sessions {
                 if let Some(sender) = waiting.sessions.get(&stream) {
                     let _ = sender.send(SessionMail::Notice(notice));
+                }
+            }
+            for (stream, notice) in lock_notices {
+                if let Some(sender) = waiting.sessions.get(&stream) {
+                    let _ = sender.send(SessionMail::LockWatch(notice));
                 }
             }
             for (stream, notice) in notices {

@@ -342,6 +342,11 @@ impl Owner {
                     mail.sessions.push((stream, notice));
                 }
             }
+            Output::LockNotice { stream, notice } => {
+                if let Some((_, mail)) = self.mail.get_mut(Mailbox::runtime_of(stream)) {
+                    mail.lock_notices.push((stream, notice));
+                }
+            }
             Output::Notice { stream, notice } => {
                 if let Some((_, mail)) = self.mail.get_mut(Mailbox::runtime_of(stream)) {
                     mail.notices.push((stream, notice));

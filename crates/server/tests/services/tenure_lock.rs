@@ -4,7 +4,8 @@ use tenure_api::tenure::v1::lock_service_client::LockServiceClient;
 use tenure_api::tenure::v1::recent_holder::End;
 use tenure_api::tenure::v1::{
     DeleteRequest, DescribeRequest, DescribeResponse, ForceReleaseRequest, LeaseGrantRequest, LeaseKeepAliveRequest,
-    LeaseRevokeRequest, ListRequest, ListSessionsRequest, LockRequest, LockResponse, Mode, UnlockRequest,
+    LeaseRevokeRequest, ListRequest, ListSessionsRequest, LockRequest, LockResponse, Mode, UnlockRequest, WatchCreate,
+    WatchRequest,
 };
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -348,4 +349,49 @@ async fn a_cluster_with_a_key_signs_its_grants() {
     assert_eq!((claim.key().as_str(), claim.holder()), ("pool#0", "bob"));
     let shared = lock(&mut client, LockRequest { mode: Mode::Shared.into(), ..ask("book", lease) }).await;
     assert_eq!(shared.signature, "", "it fences no writes");
+}
+
+#[tokio::test]
+async fn who_holds_a_lock_can_be_watched() {
+    use tenure_api::tenure::v1::lock_event::Type;
+    use tenure_api::tenure::v1::watch_request::Request as Asked;
+    let server = Server::start().await;
+    let mut client = client(&server);
+    let (ada, bob) = (lease(&mut client, "ada").await, lease(&mut client, "bob").await);
+    let (requests, receiver) = tokio::sync::mpsc::channel(10);
+    let create = |watch_id, key: &str, prefix, start_revision| {
+        let create =
+            WatchCreate { key: key.to_owned(), prefix, watch_id, start_revision, prev: true, ..Default::default() };
+        WatchRequest { request: Some(Asked::Create(create)) }
+    };
+    requests.send(create(7, "jobs/", true, 0)).await.unwrap();
+    let mut watch = client.watch(tokio_stream::wrappers::ReceiverStream::new(receiver)).await.unwrap().into_inner();
+    let created = timeout(PATIENCE, watch.message()).await.unwrap().unwrap().unwrap();
+    assert!(created.created && !created.canceled && created.watch_id == 7);
+
+    let first = lock(&mut client, LockRequest { holder_id: "ada".to_owned(), ..ask("jobs/a", ada) }).await;
+    let waiter = waits(&client, LockRequest { holder_id: "bob".to_owned(), ..ask("jobs/a", bob) });
+    waiting(&mut client, "jobs/a", 1).await;
+    lock(&mut client, ask("elsewhere", ada)).await;
+    assert!(unlock(&mut client, "jobs/a", first.fencing_token).await.unwrap());
+    let second = timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
+    assert!(unlock(&mut client, "jobs/a", second.fencing_token).await.unwrap());
+    let mut seen = Vec::new();
+    while seen.len() < 3 {
+        let response = timeout(PATIENCE, watch.message()).await.unwrap().unwrap().unwrap();
+        for event in response.events {
+            let name = |holder: Option<tenure_api::tenure::v1::Holder>| {
+                holder.map_or(String::new(), |holder| holder.holder_id)
+            };
+            seen.push((event.r#type(), event.name.clone(), name(event.holder), name(event.prev)));
+        }
+    }
+    let told = |kind, holder: &str, prev: &str| (kind, "jobs/a".to_owned(), holder.to_owned(), prev.to_owned());
+    assert_eq!(seen, [told(Type::Put, "ada", ""), told(Type::Put, "bob", "ada"), told(Type::Delete, "", "bob")]);
+
+    requests.send(create(8, "jobs/a", false, 1)).await.unwrap();
+    let refused = timeout(PATIENCE, watch.message()).await.unwrap().unwrap().unwrap();
+    assert!(refused.created && refused.canceled && refused.compact_revision > 0, "{refused:?}");
+    requests.send(create(7, "x", false, 0)).await.unwrap();
+    assert!(timeout(PATIENCE, watch.message()).await.unwrap().unwrap().unwrap().canceled, "the id is taken");
 }

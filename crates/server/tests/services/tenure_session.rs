@@ -77,10 +77,14 @@ impl Session {
         }
     }
 
+    /// It may have waited before.
     async fn granted(&mut self, number: u64) -> i64 {
-        match self.hear(number).await {
-            Told::Granted(granted) => granted.fencing_token,
-            other => panic!("{other:?}"),
+        loop {
+            match self.hear(number).await {
+                Told::Queued(_) => {}
+                Told::Granted(granted) => return granted.fencing_token,
+                other => panic!("{other:?}"),
+            }
         }
     }
 

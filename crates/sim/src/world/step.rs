@@ -131,7 +131,7 @@ impl World {
             }
             Output::Answer { call, answer } => self.answered(call, &answer, within)?,
             // Told to sessions only, of which this world has none.
-            Output::Queued { .. } | Output::Session { .. } => {}
+            Output::Queued { .. } | Output::Session { .. } | Output::LockNotice { .. } => {}
             Output::Notice { stream, notice } => self.noticed(stream, &notice, within)?,
             Output::Send { to, .. } => {
                 return Err(Broken { rule: "alone", what: format!("a message to member {to}, who does not exist") });

@@ -87,7 +87,7 @@ fn entry_in(view: &View, found: &LockEntry, time: Option<&LeaseStatus>) -> Holde
     described
 }
 
-fn recent(holder: &tenure_machine::RecentHolder) -> RecentHolder {
+pub fn recent(holder: &tenure_machine::RecentHolder) -> RecentHolder {
     let (mode, slots) = mode(holder.mode);
     let described = Holder {
         key: text(&entry_key(&holder.name, holder.lease)),

@@ -9,8 +9,8 @@ mod describe;
 mod request;
 mod session;
 mod sign;
+mod watch;
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,7 +24,6 @@ use tenure_api::tenure::v1::{
 };
 use tenure_machine::{BusyReply, Command, LeaseGrant, LeaseId, LockReply, Mode, Refusal, Reply};
 use tenure_replica::{Consistency, Failure};
-use tokio_stream::Stream;
 use tonic::transport::server::TcpConnectInfo;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -112,11 +111,13 @@ impl LockService for TenureLockService {
         Ok(Response::new(produced(|emitter| keep_alive(shared, requests, emitter))))
     }
 
-    type WatchStream = Pin<Box<dyn Stream<Item = Result<WatchResponse, Status>> + Send>>;
+    type WatchStream = Produced<Result<WatchResponse, Status>>;
 
     async fn watch(&self, request: Request<Streaming<WatchRequest>>) -> Result<Response<Self::WatchStream>, Status> {
         authorize("Watch", request.metadata())?;
-        Err(Status::unimplemented("watch the keys beneath a lock's name with etcd's Watch"))
+        let shared = self.0.clone();
+        let requests = request.into_inner();
+        Ok(Response::new(produced(|emitter| watch::serve(shared, requests, emitter))))
     }
 
     async fn describe(&self, request: Request<DescribeRequest>) -> Result<Response<DescribeResponse>, Status> {

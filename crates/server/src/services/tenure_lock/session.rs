@@ -302,6 +302,8 @@ impl Session {
             SessionMail::Notice(SessionNotice::LeaderChanged { leader, term }) => {
                 self.tell(0, Told::LeaderChanged(LeaderChanged { leader_id: leader, raft_term: term }));
             }
+            // A session watches nothing.
+            SessionMail::LockWatch(_) => {}
             SessionMail::Answer { number, answer } => {
                 // One that was given up has been answered already.
                 if let Some(UnderWay { what, .. }) = self.under_way.remove(&number) {
