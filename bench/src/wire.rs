@@ -170,6 +170,11 @@ impl Replies {
         }
     }
 
+    /// Nothing is left of what has come: the next message needs the network.
+    pub fn is_drained(&self) -> bool {
+        !matches!(message_length(&self.buffer), Ok(Some(length)) if self.buffer.len() >= FRAME_HEADER_BYTES + length)
+    }
+
     async fn count(&mut self) -> Result<u64, Failure> {
         let mut bytes = 0;
         while let Some(chunk) = self.chunk().await? {

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
+use bytes::BytesMut;
 use tenure_api::tenure::v1::session_request::Request as Asked;
 use tenure_api::tenure::v1::session_response::Response as Told;
 use tenure_api::tenure::v1::{SessionClose, SessionLock, SessionOpen, SessionRequest, SessionResponse, SessionUnlock};
@@ -23,6 +23,8 @@ pub struct Client {
     asked: HashMap<u64, usize>,
     number: u64,
     took: Duration,
+    /// Requests that go out together, as soon as all that has come is answered.
+    unsent: BytesMut,
 }
 
 impl Client {
@@ -31,8 +33,16 @@ impl Client {
         let (requests, replies) = connection.stream(&method).await?;
         let names: Vec<_> = (0..depth).map(|cycle| format!("bench/session/{number}/{cycle}")).collect();
         let started = vec![Instant::now(); depth];
-        let mut client =
-            Client { requests, replies, names, started, asked: HashMap::new(), number: 0, took: Duration::ZERO };
+        let mut client = Client {
+            requests,
+            replies,
+            names,
+            started,
+            asked: HashMap::new(),
+            number: 0,
+            took: Duration::ZERO,
+            unsent: BytesMut::new(),
+        };
         let open = SessionOpen { session_id: 0, ttl_ms: TTL_MS, client_id: format!("bench {number}") };
         client.ask(Asked::Open(open), usize::MAX)?;
         let Told::Opened(_) = client.hear().await?.1 else {
@@ -53,11 +63,14 @@ impl Client {
     fn ask(&mut self, request: Asked, cycle: usize) -> Result<(), Failure> {
         self.number += 1;
         self.asked.insert(self.number, cycle);
-        let message: Bytes = frame(&SessionRequest { number: self.number, request: Some(request) });
-        self.requests.send(message)
+        self.unsent.extend_from_slice(&frame(&SessionRequest { number: self.number, request: Some(request) }));
+        Ok(())
     }
 
     async fn hear(&mut self) -> Result<(u64, Told), Failure> {
+        if self.replies.is_drained() && !self.unsent.is_empty() {
+            self.requests.send(self.unsent.split().freeze())?;
+        }
         let message = self.replies.next().await?.ok_or_else(|| Failure::Wrong("the session has ended".to_owned()))?;
         let response: SessionResponse = decode(message)?;
         let told = response.response.ok_or_else(|| Failure::Decode("an empty answer".to_owned()))?;
