@@ -41,9 +41,9 @@ async fn reads_outlive_a_restart_and_writes_in_doubt_say_so() {
 
     let client = running.client.clone();
     let lease = client.grant_lease(Duration::from_secs(60), 0).await.unwrap();
-    client.lock_with_lease("held", lease.id).await.unwrap();
+    client.etcd_lock("held", lease.id).await.unwrap();
     let other = client.grant_lease(Duration::from_secs(60), 0).await.unwrap();
-    let waiting = tokio::spawn(async move { client.lock_with_lease("held", other.id).await });
+    let waiting = tokio::spawn(async move { client.etcd_lock("held", other.id).await });
     tokio::time::sleep(Duration::from_millis(200)).await;
     running.server.kill();
     let error = waiting.await.unwrap().unwrap_err();
@@ -87,19 +87,19 @@ async fn locks_are_granted_in_turn_and_given_back() {
     for _ in 0..3 {
         leases.push(client.grant_lease(Duration::from_secs(60), 0).await.unwrap().id);
     }
-    let first = client.lock_with_lease("l", leases[0]).await.unwrap();
+    let first = client.etcd_lock("l", leases[0]).await.unwrap();
     assert_eq!(first.key, format!("l/{:x}", leases[0]));
-    assert_eq!(client.lock_with_lease("l", leases[0]).await.unwrap().key, first.key, "asking again changes nothing");
+    assert_eq!(client.etcd_lock("l", leases[0]).await.unwrap().key, first.key, "asking again changes nothing");
     let second = tokio::spawn({
         let (client, lease) = (client.clone(), leases[1]);
-        async move { client.lock_with_lease("l", lease).await.unwrap() }
+        async move { client.etcd_lock("l", lease).await.unwrap() }
     });
     tokio::time::sleep(Duration::from_millis(200)).await;
     // Whoever gives up waiting leaves the queue.
-    let third = client.lock_with_lease("l", leases[2]);
+    let third = client.etcd_lock("l", leases[2]);
     assert!(tokio::time::timeout(Duration::from_millis(200), third).await.is_err());
     assert!(!second.is_finished());
-    client.unlock(first.key).await.unwrap();
+    client.etcd_unlock(first.key).await.unwrap();
     let second = second.await.unwrap();
     assert_eq!(second.key, format!("l/{:x}", leases[1]));
     for _ in 0..100 {

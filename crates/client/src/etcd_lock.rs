@@ -1,7 +1,7 @@
 //! Locks over etcd's lock service: the bare calls.
 //!
-//! Whoever uses these keeps the lease alive and stops working before it ends. The guard that does
-//! both by itself is built on the native lock service.
+//! Whoever uses these keeps the lease alive and stops working before it ends. The guard of the
+//! native lock service does both by itself.
 
 use bytes::Bytes;
 use tenure_api::v3lockpb::lock_client::LockClient;
@@ -22,7 +22,7 @@ impl Client {
     ///
     /// Asking again with the same lease gives the same key. A lost connection is an error: the
     /// server takes the waiter out of the queue, so the call would have to start at its end.
-    pub async fn lock_with_lease(&self, name: impl Into<Bytes>, lease: LeaseId) -> Result<HeldKey, Error> {
+    pub async fn etcd_lock(&self, name: impl Into<Bytes>, lease: LeaseId) -> Result<HeldKey, Error> {
         let request = LockRequest { name: name.into(), lease };
         let call = |channel| {
             let request = request.clone();
@@ -32,7 +32,8 @@ impl Client {
         Ok(HeldKey { key: locked.key, header: locked.header.into() })
     }
 
-    pub async fn unlock(&self, key: impl Into<Bytes>) -> Result<Header, Error> {
+    /// Gives back a lock of [`Client::etcd_lock`].
+    pub async fn etcd_unlock(&self, key: impl Into<Bytes>) -> Result<Header, Error> {
         let request = UnlockRequest { key: key.into() };
         let call = |channel| {
             let request = request.clone();
