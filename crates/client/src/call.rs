@@ -100,6 +100,12 @@ impl Connections {
         self.endpoints.iter().map(|endpoint| (endpoint.address.text.clone(), single(endpoint))).collect()
     }
 
+    /// Connections of their own to the same endpoints, made on the runtime that is entered.
+    pub fn anew(&self) -> Connections {
+        let addresses = self.endpoints.iter().map(|endpoint| endpoint.address.clone()).collect();
+        Connections::new(addresses, self.settings)
+    }
+
     pub fn settings(&self) -> Settings {
         self.settings
     }

@@ -46,6 +46,9 @@ pub enum Error {
     /// Any other answer of the server, in its own words.
     #[error("{message}")]
     Refused { code: Code, message: String },
+    /// This machine refuses what the client needs for itself.
+    #[error("the client cannot start its own threads: {reason}")]
+    Local { reason: String },
     /// The server broke a rule of the protocol.
     #[error("{endpoint}: unexpected answer to the {call} call: {reason}")]
     Protocol { endpoint: String, call: &'static str, reason: String },

@@ -13,6 +13,20 @@
 //! # }
 //! ```
 //!
+//! A lock is held by a guard, which stops work before the lock can be lost:
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use tenure_client::{Client, Durations};
+//!
+//! let client = Client::connect("127.0.0.1:2379").await?;
+//! let guard = client.lock("deploy/prod").ttl(10.seconds()).wait(30.seconds()).acquire().await?;
+//! guard.run(async |held| println!("write with token {}", held.token())).await?;
+//! guard.release().await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Three rules hold for every call:
 //! - A call whose outcome is unknown is not repeated unless repeating it changes nothing. Reads are
 //!   repeated at the next endpoint until their time is up; writes only if they were certainly not sent.
@@ -22,36 +36,55 @@
 #![forbid(unsafe_code)]
 
 mod call;
+pub mod clock;
 mod cluster;
+mod describe;
 mod diagnose;
+mod durations;
 mod election;
 mod endpoint;
 mod error;
 mod etcd_lock;
+mod guard;
+mod keeper;
 mod keys;
 mod kv;
 mod lease;
 pub mod lifecycle;
+mod lock;
 mod maintenance;
+mod renewal;
+mod session;
 mod txn;
 mod watch;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+pub use clock::Deadline;
 pub use cluster::{Member, Members};
+pub use describe::{
+    End, Holder, LeaseInfo, LeaseState, LockDescription, LockSummary, Locks, Mode, RecentHolder, SessionSummary,
+    Sessions, Waiter,
+};
 pub use diagnose::Cause;
+pub use durations::Durations;
 pub use election::{Candidacy, Observer};
 pub use error::{Attempt, Error};
 pub use etcd_lock::HeldKey;
+pub use guard::{Held, LockGuard, Lost};
 pub use keys::Keys;
 pub use kv::{Delete, Deleted, Found, Get, KeyValue, Order, Put, SortBy, Written};
 pub use lease::{KeepAlive, Lease, LeaseId, LeaseTimeToLive};
+pub use lifecycle::{CancelAt, Cause as LossCause};
+pub use lock::{LockError, LockRequest};
 pub use maintenance::{Alarm, AlarmKind, Hash, MemberStatus, SnapshotStream};
+pub use session::{Session, SessionRequest};
 pub use txn::{Compare, Operation, OperationReply, Relation, Target, Txn, TxnReply};
 pub use watch::{Event, EventKind, Events, Watch, Watcher};
 
 use call::Connections;
+use keeper::Keeper;
 
 /// The store's logical clock: one more with every change.
 pub type Revision = i64;
@@ -95,6 +128,8 @@ impl Default for Settings {
 #[derive(Clone)]
 pub struct Client {
     connections: Arc<Connections>,
+    /// Started with the first lease.
+    keeper: Arc<OnceLock<Arc<Keeper>>>,
 }
 
 impl Client {
@@ -104,7 +139,29 @@ impl Client {
     }
 
     pub async fn connect_with(endpoints: &str, settings: Settings) -> Result<Client, Error> {
-        Ok(Client { connections: Arc::new(Connections::new(endpoint::parse_list(endpoints)?, settings)) })
+        Ok(Client::over(Connections::new(endpoint::parse_list(endpoints)?, settings)))
+    }
+
+    fn over(connections: Connections) -> Client {
+        Client { connections: Arc::new(connections), keeper: Arc::default() }
+    }
+
+    fn keeper(&self) -> Result<Arc<Keeper>, Error> {
+        match self.keeper.get() {
+            Some(keeper) => Ok(keeper.clone()),
+            None => {
+                let started = Keeper::start(&self.connections)?;
+                Ok(self.keeper.get_or_init(|| started).clone())
+            }
+        }
+    }
+
+    /// Waits until all that was dropped has been given back: guards, sessions, places in queues. To
+    /// be called before a process ends; without it, what is left over ends with its lease.
+    pub async fn settled(&self) {
+        if let Some(keeper) = self.keeper.get() {
+            keeper.settled().await;
+        }
     }
 
     /// The addresses of all endpoints, in the order given.
@@ -114,7 +171,6 @@ impl Client {
 
     /// A client for each endpoint that talks to no other, to ask every member the same.
     pub fn each(&self) -> Vec<(String, Client)> {
-        let single = |connections| Client { connections: Arc::new(connections) };
-        self.connections.each().into_iter().map(|(address, connections)| (address, single(connections))).collect()
+        self.connections.each().into_iter().map(|(address, connections)| (address, Client::over(connections))).collect()
     }
 }

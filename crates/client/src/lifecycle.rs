@@ -112,7 +112,6 @@ pub struct Lifecycle {
 
 #[derive(Debug, Clone, Copy)]
 struct Confirmation {
-    number: u64,
     sent_ms: u64,
     ttl_ms: u64,
 }
@@ -140,7 +139,7 @@ impl Lifecycle {
     pub fn new(cancel_at: CancelAt, sent_ms: u64, ttl_ms: u64) -> Lifecycle {
         Lifecycle {
             cancel_at,
-            confirmed: Confirmation { number: 0, sent_ms, ttl_ms },
+            confirmed: Confirmation { sent_ms, ttl_ms },
             unanswered: VecDeque::new(),
             waiting: false,
             next_number: 1,
@@ -154,7 +153,7 @@ impl Lifecycle {
 
     /// From here on the server may end the lease. Moves with every confirmation.
     pub fn deadline_ms(&self) -> u64 {
-        let Confirmation { sent_ms, ttl_ms, .. } = self.confirmed;
+        let Confirmation { sent_ms, ttl_ms } = self.confirmed;
         sent_ms.saturating_add(ttl_ms).saturating_sub(margin_ms(ttl_ms)).max(sent_ms)
     }
 
@@ -173,6 +172,11 @@ impl Lifecycle {
     /// The TTL that the server named last.
     pub fn ttl_ms(&self) -> u64 {
         self.confirmed.ttl_ms
+    }
+
+    /// When the last renewal that was confirmed has been sent.
+    pub fn confirmed_ms(&self) -> u64 {
+        self.confirmed.sent_ms
     }
 
     pub fn is_warned(&self) -> bool {
@@ -253,7 +257,7 @@ impl Lifecycle {
         let Some(renewal) = self.unanswered.iter().find(|renewal| renewal.number == number).copied() else { return };
         let is_last = self.unanswered.back().is_some_and(|last| last.number == number);
         self.unanswered.retain(|renewal| renewal.number > number);
-        self.confirmed = Confirmation { number, sent_ms: renewal.sent_ms, ttl_ms };
+        self.confirmed = Confirmation { sent_ms: renewal.sent_ms, ttl_ms };
         self.warned = false;
         if is_last || !self.waiting {
             self.waiting = false;

@@ -1,0 +1,275 @@
+//! A lock that is held, and the promise that comes with it: whoever works inside [`LockGuard::run`],
+//! or asks [`Held::check`] before each effect, has stopped before the server can give the lock to
+//! somebody else, through partitions, pauses and suspended machines.
+//!
+//! What the guard cannot stop, work that blocks without asking, is what the token is for: a storage
+//! that remembers the highest token it has seen refuses the late write.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{OwnedMutexGuard, watch};
+
+use crate::keeper::HeldLease;
+use crate::lifecycle::Cause;
+use crate::session::Session;
+use crate::{Client, Deadline, Error, EventKind, LeaseId, LockError, Watch};
+
+/// A lock is not held any more.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the lock {name} (token {token}) is not held any more: {cause}. Stop what it protects; acquire it again to go on"
+)]
+pub struct Lost {
+    pub name: String,
+    pub token: i64,
+    pub cause: Cause,
+}
+
+/// What is known of a lock that was granted. Clones do not keep it held: only its guard does.
+#[derive(Clone)]
+pub struct Held {
+    grant: Arc<Grant>,
+}
+
+struct Grant {
+    names: Vec<String>,
+    key: String,
+    token: i64,
+    lease: Arc<HeldLease>,
+    /// Set when this lock ends and its lease does not.
+    ended: watch::Sender<Option<Cause>>,
+}
+
+impl Held {
+    pub(crate) fn new(names: Vec<String>, key: String, token: i64, lease: Arc<HeldLease>) -> Held {
+        Held { grant: Arc::new(Grant { names, key, token, lease, ended: watch::Sender::new(None) }) }
+    }
+
+    /// The name of the lock; of several taken together, the first.
+    pub fn name(&self) -> &str {
+        &self.grant.names[0]
+    }
+
+    pub fn names(&self) -> &[String] {
+        &self.grant.names
+    }
+
+    /// Grows from holder to holder. Hand it to every storage that the lock protects.
+    pub fn token(&self) -> i64 {
+        self.grant.token
+    }
+
+    pub fn lease(&self) -> LeaseId {
+        self.grant.lease.id
+    }
+
+    /// Until when the lock is certainly held, if nothing is heard from the server any more.
+    pub fn deadline(&self) -> Deadline {
+        self.grant.lease.deadline()
+    }
+
+    /// To be asked before each effect that the lock protects. Reads the clock, not the network.
+    pub fn check(&self) -> Result<(), Lost> {
+        let state = self.grant.lease.state();
+        let cause = state.lost.or(*self.grant.ended.borrow());
+        match cause.or(state.cancelled.then(|| self.unconfirmed())) {
+            Some(cause) => Err(self.because(cause)),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether half of the TTL has passed without a confirmation by the server.
+    pub fn is_warned(&self) -> bool {
+        self.grant.lease.state().warned
+    }
+
+    /// Waits until half of the TTL has passed without a confirmation, or the lock is lost.
+    pub async fn warned(&self) {
+        self.until(|held| held.is_warned() || held.check().is_err()).await;
+    }
+
+    /// Waits until work under the lock has to stop: at the deadline, or before it as was asked for.
+    pub async fn cancelled(&self) -> Lost {
+        self.until(|held| held.check().is_err()).await;
+        self.check().expect_err("it was cancelled just now, and that is final")
+    }
+
+    /// Waits until the lock must be taken for gone.
+    pub async fn lost(&self) -> Lost {
+        let cause = |held: &Held| held.grant.lease.state().lost.or(*held.grant.ended.borrow());
+        self.until(|held| cause(held).is_some()).await;
+        self.because(cause(self).expect("it was lost just now, and that is final"))
+    }
+
+    async fn until(&self, done: impl Fn(&Held) -> bool) {
+        let (mut state, mut ended) = (self.grant.lease.subscribe(), self.grant.ended.subscribe());
+        while !done(self) {
+            // Both senders live as long as this does.
+            tokio::select! {
+                _ = state.changed() => {}
+                _ = ended.changed() => {}
+            }
+        }
+    }
+
+    fn unconfirmed(&self) -> Cause {
+        Cause::Unconfirmed { for_ms: self.grant.lease.unconfirmed_ms() }
+    }
+
+    fn because(&self, cause: Cause) -> Lost {
+        Lost { name: self.name().to_owned(), token: self.token(), cause }
+    }
+
+    /// The first end is the one that is told.
+    pub(crate) fn end(&self, cause: Cause) {
+        self.grant.ended.send_if_modified(|ended| match ended {
+            None => {
+                *ended = Some(cause);
+                true
+            }
+            Some(_) => false,
+        });
+    }
+
+    /// Notices an operator's release or a deleted key, which the lease would not show. Short
+    /// tenures are over before this costs anything.
+    pub(crate) fn watch_place(&self, client: Client, after: Duration, revision: i64) {
+        let (held, lease) = (self.clone(), self.grant.lease.clone());
+        let key = self.grant.key.clone();
+        self.grant.lease.keeper().spawn(async move {
+            let watching = async {
+                tokio::time::sleep(after).await;
+                let watch = Watch::keys(key).start(revision + 1).without_puts();
+                // What cannot be watched is not noticed: the promise holds without it.
+                let mut watcher = client.watch(watch).await.ok()?;
+                loop {
+                    let events = watcher.next().await.ok()?.events;
+                    if events.iter().any(|event| event.kind == EventKind::Delete) {
+                        return Some(());
+                    }
+                }
+            };
+            tokio::select! {
+                deleted = watching => if deleted.is_some() { held.end(Cause::Taken) },
+                _ = held.lost() => {}
+            }
+            drop(lease);
+        });
+    }
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Held").field("names", &self.names()).field("token", &self.token()).finish()
+    }
+}
+
+/// What the last of the guards that share it gives back.
+pub(crate) struct Place {
+    pub held: Held,
+    pub session: Session,
+    /// The lease is for this lock alone, and ends with it.
+    pub is_alone: bool,
+    /// The turns of this session at the names: whoever is next may ask the server only then.
+    pub turns: Vec<OwnedMutexGuard<()>>,
+    pub given_back: bool,
+}
+
+impl Place {
+    async fn give_back(&mut self) -> Result<(), LockError> {
+        let before = self.held.check();
+        self.held.end(Cause::Released);
+        let client = self.session.client();
+        let released = client.unlock_all(self.held.names(), self.held.token()).await;
+        // What could not be told now is told in the background; see `drop`.
+        self.given_back = !matches!(&released, Err(error) if error.is_passing());
+        match released {
+            Ok(true) => Ok(()),
+            // "Not the holder": somebody else has it by now.
+            Ok(false) | Err(Error::Refused { code: tonic::Code::FailedPrecondition, .. }) => Err(match before {
+                Err(lost) => lost.into(),
+                Ok(()) => self.held.because(Cause::Taken).into(),
+            }),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.held.end(Cause::Released);
+        if self.given_back {
+            return;
+        }
+        let (session, held, turns) = (self.session.clone(), self.held.clone(), std::mem::take(&mut self.turns));
+        let keeper = session.keeper().clone();
+        let client = keeper.client().clone();
+        keeper.owe(async move {
+            session.give_back(&client, held.names(), held.token()).await;
+            drop(turns);
+        });
+    }
+}
+
+/// Holds a lock until it is released or dropped.
+#[must_use = "a guard that is dropped gives its lock back"]
+pub struct LockGuard {
+    place: Arc<Place>,
+}
+
+impl LockGuard {
+    pub(crate) fn new(place: Arc<Place>) -> LockGuard {
+        LockGuard { place }
+    }
+
+    /// A handle to ask with, for work that is done elsewhere.
+    pub fn held(&self) -> &Held {
+        &self.place.held
+    }
+
+    /// Works under the lock. The work is dropped where it waits as soon as the lock might be lost;
+    /// Ok means that the lock was held from the beginning of the work to its end.
+    pub async fn run<Output>(&self, work: impl AsyncFnOnce(&Held) -> Output) -> Result<Output, Lost> {
+        let held = self.held();
+        held.check()?;
+        let output = tokio::select! {
+            biased;
+            lost = held.cancelled() => return Err(lost),
+            output = work(held) => output,
+        };
+        held.check().map(|()| output)
+    }
+
+    /// Gives the lock back; as the last of several guards that share it. An error tells that it had
+    /// been lost before, or that the server cannot be told now: then it is told in the background,
+    /// and the lease ends in any case.
+    pub async fn release(self) -> Result<(), LockError> {
+        match Arc::into_inner(self.place) {
+            Some(mut place) => {
+                let given_back = place.give_back().await;
+                if place.is_alone && place.given_back {
+                    place.session.end();
+                }
+                given_back
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl Deref for LockGuard {
+    type Target = Held;
+
+    fn deref(&self) -> &Held {
+        self.held()
+    }
+}
+
+impl fmt::Debug for LockGuard {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_tuple("LockGuard").field(self.held()).finish()
+    }
+}

@@ -1,0 +1,388 @@
+//! Asking for a lock: what is asked for, and what comes of it.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use tenure_api::tenure::v1 as proto;
+use tenure_api::tenure::v1::lock_service_client::LockServiceClient;
+use tokio::sync::OwnedMutexGuard;
+use tokio::time::Instant;
+use tonic::Code;
+
+use crate::call::Kind;
+use crate::describe::time;
+use crate::guard::{Held, LockGuard, Lost, Place};
+use crate::lifecycle::CancelAt;
+use crate::session::{DEFAULT_TTL, Entry, Session};
+use crate::{Client, Error, LeaseId, Mode};
+
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// How much longer than the wait that was asked for an answer may take.
+const SLACK: Duration = Duration::from_secs(5);
+
+/// Why a lock was not acquired, or could not be given back.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum LockError {
+    /// Somebody has it, and waiting was not asked for.
+    #[error("{name} is busy: {}; wait for it, or see `tenure why {name}`", holder_text(holder, *since, *waiting))]
+    Busy { name: String, holder: String, since: Option<SystemTime>, waiting: u64 },
+    /// Somebody still had it when the wait was over.
+    #[error("{name} was not free within {:.1} s: {}; wait longer, or see `tenure why {name}`", waited.as_secs_f64(), holder_text(holder, *since, *waiting))]
+    Timeout { name: String, waited: Duration, holder: String, since: Option<SystemTime>, waiting: u64 },
+    /// Those who name an owner would wait for each other in a circle.
+    #[error(
+        "waiting for {name} would never end, a deadlock: {cycle}. Give back what is held and begin again; to take several locks at once, name them in one request"
+    )]
+    Deadlock { name: String, cycle: String },
+    /// The same session holds it in another way.
+    #[error("{name} is held by this session already; give it back first")]
+    AlreadyHeld { name: String },
+    #[error("this cannot be asked for: {reason}")]
+    Unusable { reason: String },
+    #[error(transparent)]
+    Lost(#[from] Lost),
+    #[error(transparent)]
+    Call(#[from] Error),
+}
+
+fn holder_text(holder: &str, since: Option<SystemTime>, waiting: u64) -> String {
+    let holder = if holder.is_empty() { "somebody" } else { holder };
+    let held = since.and_then(|since| since.elapsed().ok());
+    let held = held.map_or_else(String::new, |held| format!(" for {} s", held.as_secs()));
+    match waiting {
+        0 => format!("{holder} has held it{held}"),
+        1 => format!("{holder} has held it{held}, and one waits"),
+        _ => format!("{holder} has held it{held}, and {waiting} wait"),
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Patience {
+    Unlimited,
+    AtMost(Duration),
+    None,
+}
+
+/// What is asked for; see [`Client::lock`] and [`Session::lock`].
+#[must_use = "nothing happens before it is acquired"]
+pub struct LockRequest {
+    client: Client,
+    session: Option<Session>,
+    names: Vec<String>,
+    ttl: Duration,
+    cancel_at: CancelAt,
+    patience: Patience,
+    mode: Mode,
+    owner: String,
+    holder: String,
+    metadata: Bytes,
+}
+
+impl Client {
+    /// A lock with a lease of its own. Waits for its turn, as long as it takes, unless told otherwise.
+    pub fn lock(&self, name: impl Into<String>) -> LockRequest {
+        LockRequest::new(self.clone(), None, name.into())
+    }
+}
+
+impl LockRequest {
+    pub(crate) fn new(client: Client, session: Option<Session>, name: String) -> LockRequest {
+        LockRequest {
+            client,
+            session,
+            names: vec![name],
+            ttl: DEFAULT_TTL,
+            cancel_at: CancelAt::default(),
+            patience: Patience::Unlimited,
+            mode: Mode::Exclusive,
+            owner: String::new(),
+            holder: String::new(),
+            metadata: Bytes::new(),
+        }
+    }
+
+    /// How long the server keeps the lock without a renewal; 30 s unless told, 500 ms at least.
+    /// Under a session it is the session's that counts.
+    pub fn ttl(mut self, ttl: Duration) -> LockRequest {
+        self.ttl = ttl;
+        self
+    }
+
+    /// Wait for so long at most.
+    pub fn wait(mut self, time: Duration) -> LockRequest {
+        self.patience = Patience::AtMost(time);
+        self
+    }
+
+    /// Do not wait at all.
+    pub fn try_once(mut self) -> LockRequest {
+        self.patience = Patience::None;
+        self
+    }
+
+    /// Together with others who ask for the same.
+    pub fn shared(mut self) -> LockRequest {
+        self.mode = Mode::Shared;
+        self
+    }
+
+    /// One of so many slots. Within one session a name gives one slot.
+    pub fn slots(mut self, slots: u32) -> LockRequest {
+        self.mode = Mode::Semaphore { slots };
+        self
+    }
+
+    /// And this one: all are granted together or none is, with one token.
+    pub fn also(mut self, name: impl Into<String>) -> LockRequest {
+        self.names.push(name.into());
+        self
+    }
+
+    /// Names the sequential flow of work that asks. Only those who do are protected from deadlocks,
+    /// and within a session the same owner may enter a lock again.
+    pub fn owner(mut self, owner: impl Into<String>) -> LockRequest {
+        self.owner = owner.into();
+        self
+    }
+
+    /// Who holds it, for people to read; host and process unless told.
+    pub fn holder(mut self, holder: impl Into<String>) -> LockRequest {
+        self.holder = holder.into();
+        self
+    }
+
+    /// For people to read.
+    pub fn metadata(mut self, metadata: impl Into<Bytes>) -> LockRequest {
+        self.metadata = metadata.into();
+        self
+    }
+
+    /// When work is cancelled that the server does not confirm any more. Under a session it is the
+    /// session's that counts.
+    pub fn cancel_at(mut self, cancel_at: CancelAt) -> LockRequest {
+        self.cancel_at = cancel_at;
+        self
+    }
+
+    /// Waits for the lock. Dropping the future leaves the queue.
+    pub async fn acquire(self) -> Result<LockGuard, LockError> {
+        self.check()?;
+        let started = Instant::now();
+        let is_alone = self.session.is_none();
+        let session = match &self.session {
+            Some(session) => session.clone(),
+            None => {
+                let mut request = self.client.session().ttl(self.ttl).cancel_at(self.cancel_at);
+                if !self.holder.is_empty() {
+                    request = request.client_id(self.holder.clone());
+                }
+                request.open().await?
+            }
+        };
+        let turns = match self.enter(&session, started).await? {
+            Entry::Turn(turns) => turns,
+            Entry::Join(place) => return Ok(LockGuard::new(place)),
+            Entry::Held(name) => return Err(LockError::AlreadyHeld { name }),
+        };
+        let request = self.request(session.lease());
+        let mut asking = Asking { session: session.clone(), is_alone, request, turns, is_settled: false };
+        let answer = tokio::select! {
+            answer = self.ask(&asking.request, started) => answer,
+            cause = session.lost() => Err(Lost { name: self.names[0].clone(), token: 0, cause }.into()),
+        };
+        let unknown = matches!(&answer, Err(LockError::Call(error)) if error.outcome_is_unknown());
+        asking.is_settled = !unknown;
+        let response = answer?;
+        if !response.acquired {
+            return Err(self.not_acquired(response, started));
+        }
+        let lease = session.held_lease().clone();
+        let held = Held::new(self.names.clone(), response.key, response.fencing_token, lease);
+        let revision = response.header.unwrap_or_default().revision;
+        held.watch_place(session.keeper().client().clone(), session.ttl() / 3, revision);
+        let turns = std::mem::take(&mut asking.turns);
+        let place = Arc::new(Place { held, session: session.clone(), is_alone, turns, given_back: false });
+        session.entered(&place, self.mode, &self.owner);
+        Ok(LockGuard::new(place))
+    }
+
+    fn check(&self) -> Result<(), LockError> {
+        let unusable = |reason: &str| Err(LockError::Unusable { reason: reason.to_owned() });
+        if self.names.iter().any(String::is_empty) {
+            return unusable("a lock has a name");
+        }
+        if self.mode == (Mode::Semaphore { slots: 0 }) {
+            return unusable("a semaphore has one slot at least");
+        }
+        Ok(())
+    }
+
+    /// When the wait is over.
+    fn give_up(&self, started: Instant) -> Option<Instant> {
+        match self.patience {
+            Patience::Unlimited => None,
+            Patience::AtMost(time) => started.checked_add(time),
+            Patience::None => Some(started),
+        }
+    }
+
+    async fn enter(&self, session: &Session, started: Instant) -> Result<Entry, LockError> {
+        let entering = session.enter(&self.names, self.mode, &self.owner);
+        match self.give_up(started) {
+            None => Ok(entering.await),
+            Some(give_up) => match tokio::time::timeout_at(give_up, entering).await {
+                Ok(entry) => Ok(entry),
+                // Another caller of this very session has it.
+                Err(_) => Err(self.busy(String::from("another caller of this session"), None, 0, started)),
+            },
+        }
+    }
+
+    /// Asks until there is an answer. It may be asked again after a lost connection, because the
+    /// same lease has the same place: what was granted meanwhile is answered as it was.
+    async fn ask(&self, request: &proto::LockRequest, started: Instant) -> Result<proto::LockResponse, LockError> {
+        let give_up = self.give_up(started);
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let mut request = request.clone();
+            let left = give_up.map(|give_up| give_up.saturating_duration_since(Instant::now()));
+            request.timeout_ms = left.map(|left| i64::try_from(left.as_millis()).unwrap_or(i64::MAX));
+            let call = |channel| {
+                let request = request.clone();
+                async move { LockServiceClient::new(channel).lock(request).await }
+            };
+            let asked = self.client.connections.call(Kind::waiting("lock"), call);
+            let answer = match left {
+                None => asked.await,
+                Some(left) => match tokio::time::timeout(left.saturating_add(SLACK), asked).await {
+                    Ok(answer) => answer,
+                    Err(_) => return Err(self.silence(started).into()),
+                },
+            };
+            let error = match answer {
+                Ok(response) => return Ok(response),
+                Err(error) => error,
+            };
+            let over = give_up.is_some_and(|give_up| Instant::now() >= give_up + SLACK);
+            if !error.is_passing() || over {
+                return Err(self.refused(error));
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    fn silence(&self, started: Instant) -> Error {
+        Error::Timeout {
+            endpoint: self.client.connections.current().address.text.clone(),
+            call: "lock",
+            waited: started.elapsed(),
+            reason: "the member is connected but silent".to_owned(),
+            unknown: true,
+        }
+    }
+
+    fn refused(&self, error: Error) -> LockError {
+        match error {
+            Error::Refused { code: Code::FailedPrecondition, message } if message.starts_with("deadlock:") => {
+                let cycle = message.trim_start_matches("deadlock:").trim().to_owned();
+                LockError::Deadlock { name: self.names[0].clone(), cycle }
+            }
+            error => LockError::Call(error),
+        }
+    }
+
+    fn not_acquired(&self, response: proto::LockResponse, started: Instant) -> LockError {
+        let holder = response.holder.unwrap_or_default();
+        self.busy(holder.holder_id, time(holder.granted_unix_ms), response.waiting, started)
+    }
+
+    fn busy(&self, holder: String, since: Option<SystemTime>, waiting: u64, started: Instant) -> LockError {
+        let name = self.names[0].clone();
+        match self.patience {
+            Patience::None => LockError::Busy { name, holder, since, waiting },
+            _ => LockError::Timeout { name, waited: started.elapsed(), holder, since, waiting },
+        }
+    }
+
+    fn request(&self, lease: LeaseId) -> proto::LockRequest {
+        let (mode, slots) = self.mode.to_proto();
+        proto::LockRequest {
+            name: self.names[0].clone(),
+            more_names: self.names[1..].to_vec(),
+            lease_id: lease,
+            metadata: self.metadata.clone(),
+            timeout_ms: None,
+            mode: mode.into(),
+            slots,
+            holder_id: self.holder.clone(),
+            owner: self.owner.clone(),
+        }
+    }
+}
+
+/// A question to the server whose answer may never be read. Then nobody knows whether the session
+/// has a place, or even the lock, until the server is asked again.
+struct Asking {
+    session: Session,
+    is_alone: bool,
+    request: proto::LockRequest,
+    turns: Vec<OwnedMutexGuard<()>>,
+    is_settled: bool,
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        // A lease for this lock alone ends with it, and takes everything along.
+        if self.is_settled || self.is_alone {
+            return;
+        }
+        let (session, turns) = (self.session.clone(), std::mem::take(&mut self.turns));
+        let mut request = self.request.clone();
+        request.timeout_ms = Some(0);
+        let keeper = session.keeper().clone();
+        let client = keeper.client().clone();
+        keeper.owe(async move {
+            leave(&client, &session, &request).await;
+            drop(turns);
+        });
+    }
+}
+
+/// Finds out what became of a request, by asking for the same at once, and gives it back.
+async fn leave(client: &Client, session: &Session, request: &proto::LockRequest) {
+    let kind = Kind { name: "lock", idempotent: true, unlimited: false };
+    while session.held_lease().state().lost.is_none() {
+        let call = |channel| {
+            let request = request.clone();
+            async move { LockServiceClient::new(channel).try_lock(request).await }
+        };
+        match client.connections.call(kind, call).await {
+            Ok(response) if response.acquired => {
+                let names = [&[request.name.clone()], &request.more_names[..]].concat();
+                return session.give_back(client, &names, response.fencing_token).await;
+            }
+            Err(error) if error.is_passing() => tokio::time::sleep(LONGEST_PAUSE).await,
+            Ok(_) | Err(_) => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_say_who_is_in_the_way_and_what_to_do() {
+        let since = SystemTime::now() - Duration::from_secs(38);
+        let busy = LockError::Busy { name: "a".into(), holder: "ci-7".into(), since: Some(since), waiting: 2 };
+        let text = busy.to_string();
+        assert!(text.starts_with("a is busy: ci-7 has held it for 38 s, and 2 wait"), "{text}");
+        assert!(text.contains("tenure why a"), "{text}");
+        let deadlock = LockError::Deadlock { name: "a".into(), cycle: "x waits for y".into() };
+        assert!(deadlock.to_string().contains("x waits for y"), "{deadlock}");
+    }
+}
