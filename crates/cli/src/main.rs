@@ -5,7 +5,7 @@
 //! how results are written ([`output`]), how long work shows that it is alive ([`progress`]).
 //!
 //! Data goes to stdout and everything else to stderr. The exit code is 0 if the verb did what it
-//! was asked, 1 if it failed, 2 if the command line could not be understood.
+//! was asked, 1 if it failed, 2 if the command line could not be understood; `exec` has its own.
 #![forbid(unsafe_code)]
 
 mod bytes_text;
@@ -34,8 +34,9 @@ const ABOUT: &str = "Locks, leases and coordination for distributed systems.";
 const FIRST_STEPS: &str = "\
 First steps:
   tenure serve                          one member on 127.0.0.1:2379, data in ./tenure-data
-  tenure put greeting hello             in another terminal
-  tenure get greeting
+  tenure exec job -- ./job.sh            in another terminal: runs while it holds the lock
+  tenure locks                          who holds what; `tenure why NAME` tells more
+  tenure put greeting hello
   etcdctl put hello world               etcd's tools and clients work as they are";
 
 #[derive(Parser)]
@@ -50,7 +51,13 @@ struct CommandLine {
 }
 
 fn main() -> ExitCode {
-    let matches = CommandLine::command().get_matches();
+    if let Some(code) = verbs::hidden_main() {
+        return code;
+    }
+    let matches = match CommandLine::command().try_get_matches() {
+        Ok(matches) => matches,
+        Err(error) => return refuse(&error),
+    };
     let CommandLine { global, verb } = CommandLine::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     match verbs::check(&matches).and_then(|()| verb.run(global)) {
         Ok(code) => code,
@@ -61,6 +68,30 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// As clap would end, but for `exec`: there 2 may be the command's own code.
+fn refuse(error: &clap::Error) -> ExitCode {
+    let _ = error.print();
+    let own = |code: i32| ExitCode::from(u8::try_from(code).unwrap_or(1));
+    match error.use_stderr() && named_verb().is_some_and(|verb| verb == "exec") {
+        true => ExitCode::from(125),
+        false => own(error.exit_code()),
+    }
+}
+
+/// The first word of the command line that is neither an option of every verb nor its value.
+fn named_verb() -> Option<String> {
+    const WITH_VALUE: &[&str] = &["--endpoints", "--output", "-o", "--timeout", "--config"];
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        match word {
+            word if WITH_VALUE.contains(&word.as_str()) => drop(words.next()),
+            word if word.starts_with('-') => {}
+            word => return Some(word),
+        }
+    }
+    None
 }
 
 fn report(error: &anyhow::Error) {

@@ -50,6 +50,10 @@ pub struct Holder {
     pub token: i64,
     pub lease: LeaseInfo,
     pub mode: Mode,
+    /// Of a semaphore.
+    pub slot: u32,
+    /// Other names that it asked for at the same time.
+    pub together_with: Vec<String>,
     pub metadata: Bytes,
     pub create_revision: Revision,
     pub mod_revision: Revision,
@@ -289,6 +293,8 @@ impl From<proto::Holder> for Holder {
             owner: holder.owner,
             token: holder.fencing_token,
             lease: holder.lease.unwrap_or_default().into(),
+            slot: holder.slot,
+            together_with: holder.together_with,
             metadata: holder.metadata,
             create_revision: holder.create_revision,
             mod_revision: holder.mod_revision,

@@ -10,6 +10,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tenure_api::tenure::v1 as proto;
 use tokio::sync::{OwnedMutexGuard, watch};
 
 use crate::keeper::HeldLease;
@@ -38,14 +39,16 @@ struct Grant {
     names: Vec<String>,
     key: String,
     token: i64,
+    slot: u32,
     lease: Arc<HeldLease>,
     /// Set when this lock ends and its lease does not.
     ended: watch::Sender<Option<Cause>>,
 }
 
 impl Held {
-    pub(crate) fn new(names: Vec<String>, key: String, token: i64, lease: Arc<HeldLease>) -> Held {
-        Held { grant: Arc::new(Grant { names, key, token, lease, ended: watch::Sender::new(None) }) }
+    pub(crate) fn new(names: Vec<String>, granted: &proto::LockResponse, lease: Arc<HeldLease>) -> Held {
+        let (key, token, slot) = (granted.key.clone(), granted.fencing_token, granted.slot);
+        Held { grant: Arc::new(Grant { names, key, token, slot, lease, ended: watch::Sender::new(None) }) }
     }
 
     /// The name of the lock; of several taken together, the first.
@@ -95,6 +98,17 @@ impl Held {
     pub async fn cancelled(&self) -> Lost {
         self.until(|held| held.check().is_err()).await;
         self.check().expect_err("it was cancelled just now, and that is final")
+    }
+
+    /// Waits until a renewal has moved the deadline beyond this one; for ever, once the lock is lost.
+    pub async fn renewed_after(&self, deadline: Deadline) -> Deadline {
+        self.until(|held| held.deadline() > deadline).await;
+        self.deadline()
+    }
+
+    /// Of a semaphore, which of its slots, from 0 on. What a slot guards is fenced by name and slot.
+    pub fn slot(&self) -> u32 {
+        self.grant.slot
     }
 
     /// Waits until the lock must be taken for gone.

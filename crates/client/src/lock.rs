@@ -200,7 +200,7 @@ impl LockRequest {
             return Err(self.not_acquired(response, started));
         }
         let lease = session.held_lease().clone();
-        let held = Held::new(self.names.clone(), response.key, response.fencing_token, lease);
+        let held = Held::new(self.names.clone(), &response, lease);
         let revision = response.header.unwrap_or_default().revision;
         held.watch_place(session.keeper().client().clone(), session.ttl() / 3, revision);
         let turns = std::mem::take(&mut asking.turns);

@@ -3,20 +3,30 @@
 //! To add one: a file with its arguments (help with an example first) and a `run`, and a line in
 //! the enum and the two lists beneath.
 
+mod asking;
 mod bench;
 mod compact;
 mod completion;
 mod datastore;
 mod del;
+mod elect;
+mod exec;
 mod get;
+mod holding;
 mod lease;
+mod lock;
+mod locks;
 mod pairs;
+mod people;
 mod put;
 mod serve;
+mod sessions;
 mod snapshot;
 mod status;
 mod txn;
+mod unlock;
 mod watch;
+mod why;
 
 use std::future::Future;
 use std::process::ExitCode;
@@ -24,11 +34,20 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{ArgMatches, Subcommand};
 
+pub use exec::hidden_main;
+
 use crate::settings::Global;
 
 #[derive(Subcommand)]
 pub enum Verb {
     Serve(Box<serve::Serve>),
+    Exec(exec::Exec),
+    Lock(lock::Lock),
+    Unlock(unlock::Unlock),
+    Locks(locks::Locks),
+    Why(why::Why),
+    Sessions(sessions::Sessions),
+    Elect(elect::Elect),
     Get(get::Get),
     Put(put::Put),
     Del(del::Del),
@@ -55,6 +74,13 @@ impl Verb {
     pub fn run(self, global: Global) -> anyhow::Result<ExitCode> {
         match self {
             Verb::Serve(serve) => serve.run(&global),
+            Verb::Exec(exec) => block_on(exec.run(global)),
+            Verb::Lock(lock) => block_on(lock.run(global)),
+            Verb::Unlock(unlock) => block_on(unlock.run(global)),
+            Verb::Locks(locks) => block_on(locks.run(global)),
+            Verb::Why(why) => block_on(why.run(global)),
+            Verb::Sessions(sessions) => block_on(sessions.run(global)),
+            Verb::Elect(elect) => block_on(elect.run(global)),
             Verb::Get(get) => block_on(get.run(global)),
             Verb::Put(put) => block_on(put.run(global)),
             Verb::Del(del) => block_on(del.run(global)),

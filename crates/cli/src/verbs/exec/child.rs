@@ -1,0 +1,96 @@
+//! The command as a child: in a process group of its own, bound to our life.
+//!
+//! It is started through this binary itself, which asks the system to be killed when we die and
+//! then becomes the command: there is no moment at which the command runs and is not bound.
+
+use std::ffi::OsString;
+use std::io::{self, ErrorKind};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitCode, ExitStatus};
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getppid, kill_process_group, waitid};
+use tokio::sync::oneshot;
+
+use super::signals;
+
+/// The hidden verb under which this binary becomes the command.
+pub const VERB: &str = "__exec-child";
+
+/// As timeout(1) has them.
+const CANNOT: u8 = 125;
+const NOT_EXECUTABLE: u8 = 126;
+const NOT_FOUND: u8 = 127;
+
+/// This very binary, even if its file has been replaced.
+pub fn itself() -> io::Result<Command> {
+    match cfg!(target_os = "linux") {
+        true => Ok(Command::new("/proc/self/exe")),
+        false => Ok(Command::new(std::env::current_exe()?)),
+    }
+}
+
+pub struct Running {
+    child: Child,
+    pub group: Pid,
+}
+
+impl Running {
+    /// Must be called on a thread that lives as long as we do: the child is bound to it.
+    pub fn start(command: &[OsString], environment: &[(&str, String)]) -> io::Result<Running> {
+        let mut shim = itself()?;
+        shim.arg(VERB).arg(std::process::id().to_string()).args(command);
+        shim.envs(environment.iter().map(|(name, value)| (name, value)));
+        let child = shim.process_group(0).spawn()?;
+        let group = Pid::from_child(&child);
+        Ok(Running { child, group })
+    }
+
+    /// Tells when it has ended. It stays a zombie until [`Running::reap`], so that its number, and
+    /// that of its group, belongs to nobody else.
+    pub fn ended(&self) -> oneshot::Receiver<()> {
+        let (tell, told) = oneshot::channel();
+        let id = self.group;
+        std::thread::spawn(move || {
+            let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+            while matches!(waitid(WaitId::Pid(id), options), Err(rustix::io::Errno::INTR)) {}
+            let _ = tell.send(());
+        });
+        told
+    }
+
+    /// To the whole group; whoever has ended already does not mind.
+    pub fn signal(&self, signal: Signal) {
+        let _ = kill_process_group(self.group, signal);
+    }
+
+    pub fn reap(mut self) -> io::Result<ExitStatus> {
+        self.child.wait()
+    }
+}
+
+/// The command's own code, or what a shell makes of the signal that ended it.
+pub fn code_of(status: ExitStatus) -> u8 {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => u8::try_from(code).unwrap_or(u8::MAX),
+        (None, Some(signal)) => signals::exit_code(signal),
+        (None, None) => CANNOT,
+    }
+}
+
+/// What the child's process does: becomes the command, or says why not.
+pub fn main(arguments: &[OsString]) -> ExitCode {
+    let [parent, program, arguments @ ..] = arguments else { return ExitCode::from(CANNOT) };
+    #[cfg(target_os = "linux")]
+    if let Err(error) = rustix::process::set_parent_process_death_signal(Some(Signal::KILL)) {
+        eprintln!("tenure: cannot bind the command to this process: {error}");
+        return ExitCode::from(CANNOT);
+    }
+    // The parent may have died before that.
+    let alive = getppid().map(|id| id.as_raw_nonzero().to_string());
+    if alive.as_deref().map(OsString::from).as_ref() != Some(parent) {
+        return ExitCode::from(CANNOT);
+    }
+    let error = Command::new(program).args(arguments).exec();
+    eprintln!("tenure: cannot run {}: {error}", program.display());
+    ExitCode::from(if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE })
+}
