@@ -10,6 +10,13 @@ use support::free_port;
 
 const VERBS: &[&[&str]] = &[
     &["serve"],
+    &["exec"],
+    &["lock"],
+    &["unlock"],
+    &["locks"],
+    &["why"],
+    &["sessions"],
+    &["elect"],
     &["get"],
     &["put"],
     &["del"],
@@ -64,6 +71,11 @@ fn wrong_command_lines_end_with_2_and_say_why() {
         (&["lease", "grant", "10"], "write a number and a unit"),
         (&["lease", "revoke", "xyz"], "hexadecimal"),
         (&["compact", "0"], "0"),
+        (&["lock", "a", "--ttl", "5"], "write a number and a unit"),
+        (&["lock", ""], "a lock has a name"),
+        (&["unlock", "a"], "--token"),
+        (&["elect", "a"], "<VALUE>"),
+        (&["elect", "--observe", "a", "b"], "--observe"),
         (&["serve", "--listen", "localhost"], "127.0.0.1:2379"),
         (&["serve", "--quota", "8"], "write a number and a unit"),
         (&["bench", "dance"], "put, get, lock"),
@@ -86,6 +98,13 @@ fn a_refused_connection_is_named_with_what_to_do() {
         &["lease", "list"],
         &["lease", "grant", "10s"],
         &["compact", "1"],
+        &["lock", "a"],
+        &["unlock", "a", "--token", "1"],
+        &["locks"],
+        &["why", "a"],
+        &["sessions"],
+        &["elect", "a", "b"],
+        &["elect", "--observe", "a"],
     ] {
         let said = tenure(&[verb, &["--endpoints", &endpoint][..]].concat()).failed(1);
         assert!(said.starts_with(&format!("error: cannot reach {endpoint}: connection refused")), "{verb:?}: {said}");

@@ -15,7 +15,7 @@ use crate::describe::time;
 use crate::guard::{Held, LockGuard, Lost, Place};
 use crate::lifecycle::CancelAt;
 use crate::session::{DEFAULT_TTL, Entry, Session};
-use crate::{Client, Error, LeaseId, Mode};
+use crate::{Client, Error, Mode};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -187,7 +187,7 @@ impl LockRequest {
             Entry::Join(place) => return Ok(LockGuard::new(place)),
             Entry::Held(name) => return Err(LockError::AlreadyHeld { name }),
         };
-        let request = self.request(session.lease());
+        let request = self.request(&session);
         let mut asking = Asking { session: session.clone(), is_alone, request, turns, is_settled: false };
         let answer = tokio::select! {
             answer = self.ask(&asking.request, started) => answer,
@@ -308,17 +308,19 @@ impl LockRequest {
         }
     }
 
-    fn request(&self, lease: LeaseId) -> proto::LockRequest {
+    fn request(&self, session: &Session) -> proto::LockRequest {
+        // Named in any case: the lease's client is forgotten with the lease, the holder is not.
+        let holder = if self.holder.is_empty() { session.client_id() } else { &self.holder };
         let (mode, slots) = self.mode.to_proto();
         proto::LockRequest {
             name: self.names[0].clone(),
             more_names: self.names[1..].to_vec(),
-            lease_id: lease,
+            lease_id: session.lease(),
             metadata: self.metadata.clone(),
             timeout_ms: None,
             mode: mode.into(),
             slots,
-            holder_id: self.holder.clone(),
+            holder_id: holder.to_owned(),
             owner: self.owner.clone(),
         }
     }

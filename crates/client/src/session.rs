@@ -70,7 +70,7 @@ impl SessionRequest {
         let SessionRequest { client: ClientHandle(client), ttl, client_id, cancel_at } = self;
         let keeper = client.keeper()?;
         let ttl_ms = i64::try_from(ttl.as_millis()).unwrap_or(i64::MAX);
-        let request = proto::LeaseGrantRequest { ttl_ms, id: 0, client_id };
+        let request = proto::LeaseGrantRequest { ttl_ms, id: 0, client_id: client_id.clone() };
         let mut sent_ms = 0;
         let call = |channel| {
             sent_ms = clock::now_ms();
@@ -84,7 +84,7 @@ impl SessionRequest {
         let lease = HeldLease::keep(&keeper, granted.id, cancel_at, sent_ms, ttl_ms);
         let ttl = Duration::from_millis(ttl_ms);
         let failover_safe = granted.failover_safe;
-        Ok(Session { inner: Arc::new(Inner { client, lease, ttl, failover_safe, names: Mutex::default() }) })
+        Ok(Session { inner: Arc::new(Inner { client, client_id, lease, ttl, failover_safe, names: Mutex::default() }) })
     }
 }
 
@@ -96,6 +96,7 @@ pub struct Session {
 
 struct Inner {
     client: Client,
+    client_id: String,
     lease: Arc<HeldLease>,
     ttl: Duration,
     failover_safe: bool,
@@ -134,6 +135,11 @@ impl Session {
 
     pub fn lease(&self) -> LeaseId {
         self.inner.lease.id
+    }
+
+    /// Who this is, for people to read.
+    pub fn client_id(&self) -> &str {
+        &self.inner.client_id
     }
 
     /// As the server granted it.

@@ -7,6 +7,7 @@
 
 mod child;
 pub mod signals;
+mod terminal;
 mod watchdog;
 
 use std::ffi::OsString;
@@ -23,6 +24,7 @@ use crate::settings::{Global, Session};
 use child::Running;
 use signals::{Signals, parse_signal};
 use tenure_server::units::{format_duration, parse_duration};
+use terminal::Lent;
 use watchdog::Watchdog;
 
 const EXAMPLE: &str = "\
@@ -77,6 +79,7 @@ pub fn hidden_main() -> Option<ExitCode> {
     match arguments.split_first() {
         Some((verb, rest)) if verb == child::VERB => Some(child::main(rest)),
         Some((verb, _)) if verb == watchdog::VERB => Some(watchdog::main()),
+        Some((verb, rest)) if verb == terminal::VERB => Some(terminal::main(rest)),
         _ => None,
     }
 }
@@ -156,7 +159,12 @@ impl Exec {
         let mut deadline = guard.deadline();
         watchdog.guard(running.group, deadline);
 
-        let mut ended = running.ended();
+        let terminal = Lent::to(running.group);
+        if terminal.is_some() {
+            // It may have been stopped for reading too early.
+            running.signal(Signal::CONT);
+        }
+        let mut ended = running.ended(terminal.is_some());
         let (mut cancelled, mut killed) = (None, false);
         let mut grace_over = std::pin::pin!(tokio::time::sleep(Duration::MAX));
         loop {
@@ -190,6 +198,9 @@ impl Exec {
         if lost.is_some() && !killed {
             // The command has ended; whoever it left behind must not outlive the lock.
             running.signal(Signal::KILL);
+        }
+        if let Some(lent) = terminal {
+            lent.give_back(child::itself()?);
         }
         let status = running.reap().context("cannot learn how the command ended")?;
         watchdog.done();

@@ -7,6 +7,7 @@ use std::ffi::OsString;
 use std::io::{self, ErrorKind};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getppid, kill_process_group, waitid};
 use tokio::sync::oneshot;
@@ -15,6 +16,9 @@ use super::signals;
 
 /// The hidden verb under which this binary becomes the command.
 pub const VERB: &str = "__exec-child";
+
+/// So that a command which stops itself again and again does not keep a processor busy.
+const RESUME_AFTER: Duration = Duration::from_millis(100);
 
 /// As timeout(1) has them.
 const CANNOT: u8 = 125;
@@ -46,13 +50,24 @@ impl Running {
     }
 
     /// Tells when it has ended. It stays a zombie until [`Running::reap`], so that its number, and
-    /// that of its group, belongs to nobody else.
-    pub fn ended(&self) -> oneshot::Receiver<()> {
+    /// that of its group, belongs to nobody else. Who has the terminal is not left stopped: nobody
+    /// would be there to make it go on.
+    pub fn ended(&self, has_terminal: bool) -> oneshot::Receiver<()> {
         let (tell, told) = oneshot::channel();
         let id = self.group;
         std::thread::spawn(move || {
-            let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-            while matches!(waitid(WaitId::Pid(id), options), Err(rustix::io::Errno::INTR)) {}
+            let stopped = if has_terminal { WaitIdOptions::STOPPED } else { WaitIdOptions::empty() };
+            loop {
+                match waitid(WaitId::Pid(id), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | stopped) {
+                    Err(rustix::io::Errno::INTR) => {}
+                    Ok(Some(status)) if status.stopped() => {
+                        let _ = waitid(WaitId::Pid(id), WaitIdOptions::STOPPED);
+                        std::thread::sleep(RESUME_AFTER);
+                        let _ = kill_process_group(id, Signal::CONT);
+                    }
+                    _ => break,
+                }
+            }
             let _ = tell.send(());
         });
         told
