@@ -65,6 +65,12 @@ impl Held {
         self.grant.token
     }
 
+    /// The key that exists for as long as the lock is held, created at the revision that is the
+    /// token; of several locks taken together, that of the first. For transactions to compare.
+    pub fn key(&self) -> &str {
+        &self.grant.key
+    }
+
     pub fn lease(&self) -> LeaseId {
         self.grant.lease.id
     }

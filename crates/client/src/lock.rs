@@ -364,7 +364,7 @@ async fn leave(client: &Client, session: &Session, request: &proto::LockRequest)
         };
         match client.connections.call(kind, call).await {
             Ok(response) if response.acquired => {
-                let names = [&[request.name.clone()], &request.more_names[..]].concat();
+                let names = [std::slice::from_ref(&request.name), &request.more_names].concat();
                 return session.give_back(client, &names, response.fencing_token).await;
             }
             Err(error) if error.is_passing() => tokio::time::sleep(LONGEST_PAUSE).await,

@@ -78,6 +78,11 @@ impl Compare {
         Compare::new(Keys::one(key), Target::Version(0), Relation::Equal)
     }
 
+    /// With a lock's key and token: the lock is still held by whom it was granted to.
+    pub fn created_at(key: impl Into<Bytes>, revision: Revision) -> Compare {
+        Compare::new(Keys::one(key), Target::CreateRevision(revision), Relation::Equal)
+    }
+
     pub fn value_is(key: impl Into<Bytes>, value: impl Into<Bytes>) -> Compare {
         Compare::new(Keys::one(key), Target::Value(value.into()), Relation::Equal)
     }

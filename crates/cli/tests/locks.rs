@@ -1,0 +1,192 @@
+//! The verbs about locks, as somebody at a shell meets them.
+
+mod shell;
+mod support;
+
+use std::io::{BufRead, BufReader, Lines};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::time::{Duration, Instant};
+
+use shell::{Said, tenure_reading};
+use support::Server;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Place {
+    server: Server,
+    _directory: tempfile::TempDir,
+}
+
+impl Place {
+    fn start() -> Place {
+        let directory = tempfile::tempdir().unwrap();
+        Place { server: Server::start_in(&directory.path().join("data")), _directory: directory }
+    }
+
+    fn tenure(&self, arguments: &[&str]) -> Said {
+        tenure_reading(&[&["--endpoints", &self.server.address], arguments].concat(), "")
+    }
+
+    fn json(&self, arguments: &[&str]) -> serde_json::Value {
+        serde_json::from_str(&self.tenure(&[arguments, &["-o", "json"]].concat()).ok()).unwrap()
+    }
+
+    /// A verb that holds something until its input is closed.
+    fn hold(&self, arguments: &[&str]) -> Holding {
+        let mut child = support::tenure()
+            .args(["--endpoints", &self.server.address])
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Holding { input: child.stdin.take(), child, lines }
+    }
+
+    fn until_waiters(&self, name: &str, waiters: usize) {
+        until("the queue is as expected", || self.json(&["why", name])["waiters"].as_array().unwrap().len() == waiters);
+    }
+}
+
+struct Holding {
+    child: Child,
+    input: Option<ChildStdin>,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Holding {
+    fn line(&mut self) -> String {
+        self.lines.next().expect("it says something").unwrap()
+    }
+
+    fn let_go(&mut self) -> Option<i32> {
+        self.input = None;
+        self.code()
+    }
+
+    fn code(&mut self) -> Option<i32> {
+        let mut ended = None;
+        until("it ends", || {
+            ended = self.child.try_wait().unwrap();
+            ended.is_some()
+        });
+        ended.unwrap().code()
+    }
+}
+
+impl Drop for Holding {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !condition() {
+        assert!(began.elapsed() < PATIENCE, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_lock_is_held_until_the_input_ends() {
+    let place = Place::start();
+    let mut holding = place.hold(&["lock", "deploy/prod", "--holder", "ci-7", "--metadata", "release 5"]);
+    let token = holding.line();
+    assert!(token.parse::<i64>().unwrap() > 0);
+    let said = place.tenure(&["lock", "-n", "deploy/prod"]).failed(75);
+    assert!(said.contains("deploy/prod is busy: ci-7 has held it"), "{said}");
+
+    let mut waiting = place.hold(&["lock", "deploy/prod", "--holder", "ci-8", "-o", "jsonl"]);
+    place.until_waiters("deploy/prod", 1);
+    let table = place.tenure(&["locks"]).ok();
+    let mut rows = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    assert_eq!(rows.next().unwrap(), ["NAME", "HOLDER", "TOKEN", "HELD", "LEASE", "WAITERS"]);
+    let row = rows.next().unwrap();
+    assert_eq!((row[0], row[1], row[2], row[5]), ("deploy/prod", "ci-7", token.as_str(), "1"));
+    let wide = place.tenure(&["locks", "deploy/", "-o", "wide"]).ok();
+    assert!(wide.contains("exclusive") && wide.contains("release 5"), "{wide}");
+    assert_eq!(place.tenure(&["locks", "other/", "-o", "jsonl"]).ok(), "");
+
+    let why = place.tenure(&["why", "deploy/prod"]).ok();
+    assert!(why.starts_with("deploy/prod is held by ci-7 for "), "{why}");
+    assert!(why.contains(&format!("token {token}")) && why.contains(": release 5"), "{why}");
+    assert!(why.contains("one waits for it:\n  1. ci-8, for "), "{why}");
+
+    assert_eq!(holding.let_go(), Some(0));
+    let granted: serde_json::Value = serde_json::from_str(&waiting.line()).unwrap();
+    assert!(granted["token"].as_i64().unwrap() > token.parse().unwrap());
+    assert_eq!(waiting.let_go(), Some(0));
+    let why = place.tenure(&["why", "deploy/prod"]).ok();
+    assert!(why.starts_with("deploy/prod is free\nnobody waits for it\nbefore:\n  ci-8, token "), "{why}");
+    assert!(why.contains(&format!("ci-7, token {token}, released")), "{why}");
+    assert_eq!(place.tenure(&["locks"]).ok(), "NAME  HOLDER  TOKEN  HELD  LEASE  WAITERS\n");
+}
+
+#[test]
+fn why_tells_what_the_holder_itself_waits_for() {
+    let place = Place::start();
+    let mut other = place.hold(&["lock", "b", "--holder", "bob"]);
+    other.line();
+    // One lease that holds a and waits for b, as a program with a session would have it.
+    let lease = place.tenure(&["lease", "grant", "60s"]).ok().trim().to_owned();
+    let place_of = |name: &str| format!("{name}/{lease}");
+    for name in ["a", "b"] {
+        place.tenure(&["put", "--lease", &lease, &place_of(name), ""]).ok();
+    }
+    let why = place.json(&["why", "a"]);
+    assert_eq!(why["holders_wait_for"][0]["waits_for"], "b", "{why}");
+    assert_eq!(why["holders_wait_for"][0]["held_by"][0], "bob", "{why}");
+    let text = place.tenure(&["why", "a"]).ok();
+    assert!(text.contains("itself waits for b, which bob holds"), "{text}");
+}
+
+#[test]
+fn unlocking_needs_the_token_of_the_holder() {
+    let place = Place::start();
+    let mut holding = place.hold(&["lock", "a"]);
+    let token = holding.line();
+    assert!(place.tenure(&["unlock", "a", "--token", "1"]).failed(1).contains("not the holder"));
+    assert_eq!(place.tenure(&["unlock", "a", "--token", &token]).ok(), "released a\n");
+    assert!(place.tenure(&["unlock", "a", "--token", &token]).failed(1).contains("a is free already"));
+    assert_eq!(holding.let_go(), Some(122), "the holder is told that it had lost the lock");
+
+    let mut holding = place.hold(&["lock", "a", "--ttl", "1s"]);
+    let token = holding.line();
+    let why = place.tenure(&["why", "a", "--force-release", &token]).ok();
+    assert!(why.contains("a is free") && why.contains("forced"), "{why}");
+    assert_eq!(holding.code(), Some(122), "the holder notices without being asked");
+}
+
+#[test]
+fn sessions_are_listed_with_what_they_hold() {
+    let place = Place::start();
+    let mut holding = place.hold(&["lock", "a", "--also", "b", "--holder", "ci-7"]);
+    holding.line();
+    let sessions = place.json(&["sessions"])["sessions"].clone();
+    assert_eq!(sessions.as_array().unwrap().len(), 1, "{sessions}");
+    assert_eq!((&sessions[0]["client"], &sessions[0]["locks_held"]), (&"ci-7".into(), &2.into()));
+    assert_eq!(sessions[0]["state"], "active");
+    let table = place.tenure(&["sessions"]).ok();
+    assert!(table.starts_with("CLIENT") && table.contains("ci-7"), "{table}");
+    assert_eq!(holding.let_go(), Some(0));
+}
+
+#[test]
+fn an_election_is_won_held_observed_and_handed_over() {
+    let place = Place::start();
+    let mut first = place.hold(&["elect", "scheduler", "node-1"]);
+    assert!(first.line().starts_with("elected, token "));
+    let mut observer = place.hold(&["elect", "--observe", "scheduler"]);
+    assert_eq!(observer.line(), "node-1");
+    let mut second = place.hold(&["elect", "scheduler", "node-2", "-o", "jsonl"]);
+    place.until_waiters("scheduler", 1);
+    assert_eq!(first.let_go(), Some(0));
+    let elected: serde_json::Value = serde_json::from_str(&second.line()).unwrap();
+    assert_eq!((&elected["election"], &elected["value"]), (&"scheduler".into(), &"node-2".into()));
+    assert_eq!(observer.line(), "node-2");
+    assert_eq!(second.let_go(), Some(0));
+}

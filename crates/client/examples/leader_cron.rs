@@ -1,0 +1,36 @@
+//! A job that runs every few seconds on exactly one of many machines: the one that is elected.
+//!
+//! Start a server (`tenure serve`) and this example in two terminals:
+//!
+//! ```console
+//! $ cargo run -p tenure-client --example leader_cron -- node-1
+//! ```
+//!
+//! End the one that leads: the other one goes on within its TTL, or at once if it ended cleanly.
+
+use std::time::Duration;
+
+use tenure_client::{Client, Durations, LockError, Lost};
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), LockError> {
+    let name = std::env::args().nth(1).unwrap_or_else(|| "somebody".to_owned());
+    let endpoints = std::env::var("TENURE_ENDPOINTS").unwrap_or_else(|_| "127.0.0.1:2379".to_owned());
+    let client = Client::connect(&endpoints).await?;
+    loop {
+        println!("{name} waits to be elected");
+        let leadership = client.lock("cron/leader").holder(&name).ttl(10.seconds()).acquire().await?;
+        println!("{name} leads, with token {}", leadership.token());
+        // Ends only if the leadership may be lost: then somebody else may begin, and we stand again.
+        let Err(Lost { cause, .. }) = leadership.run(async |held| run_every(2.seconds(), held.token()).await).await;
+        println!("{name} does not lead any more: {cause}");
+    }
+}
+
+/// The job itself. It is dropped where it waits when the leadership may be lost.
+async fn run_every(period: Duration, token: i64) -> std::convert::Infallible {
+    loop {
+        println!("the job runs; its effects carry token {token}");
+        tokio::time::sleep(period).await;
+    }
+}
