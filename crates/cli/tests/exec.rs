@@ -312,3 +312,27 @@ fn an_operator_who_takes_the_lock_ends_the_command() {
     assert!(running.stderr().contains("an operator released it"));
     assert_eq!(place.json(&["why", "a"])["recent"][0]["end"], "forced");
 }
+
+#[test]
+fn the_command_may_read_the_terminal_and_gives_it_back() {
+    let place = Place::start();
+    let tenure = env!("CARGO_BIN_EXE_tenure");
+    let session = format!(
+        "{tenure} --endpoints {} exec a -- sh -c 'echo first; read a; echo one $a'; echo second; read b; echo two $b",
+        place.server.address
+    );
+    // From util-linux: runs it on a terminal of its own.
+    let mut command = Command::new("script");
+    command.args(["-qec", &session, "/dev/null"]);
+    if Command::new("script").arg("--version").stdout(Stdio::null()).status().is_err() {
+        eprintln!("not tested: there is no script(1) here");
+        return;
+    }
+    let mut terminal = Running::start(command);
+    for (cue, word, answer) in [("first", "x", "one x"), ("second", "y", "two y")] {
+        while terminal.line().trim() != cue {}
+        writeln!(terminal.input.as_mut().unwrap(), "{word}").unwrap();
+        while terminal.line().trim() != answer {}
+    }
+    assert_eq!(terminal.code(), Some(0));
+}

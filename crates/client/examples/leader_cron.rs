@@ -6,7 +6,7 @@
 //! $ cargo run -p tenure-client --example leader_cron -- node-1
 //! ```
 //!
-//! End the one that leads: the other one goes on within its TTL, or at once if it ended cleanly.
+//! End the one that leads with Ctrl-C: the other one goes on at once. Kill it: within its TTL.
 
 use std::time::Duration;
 
@@ -21,9 +21,13 @@ async fn main() -> Result<(), LockError> {
         println!("{name} waits to be elected");
         let leadership = client.lock("cron/leader").holder(&name).ttl(10.seconds()).acquire().await?;
         println!("{name} leads, with token {}", leadership.token());
-        // Ends only if the leadership may be lost: then somebody else may begin, and we stand again.
-        let Err(Lost { cause, .. }) = leadership.run(async |held| run_every(2.seconds(), held.token()).await).await;
-        println!("{name} does not lead any more: {cause}");
+        tokio::select! {
+            // Ends only if the leadership may be lost: then somebody else may begin, and we stand again.
+            Err(Lost { cause, .. }) = leadership.run(async |held| run_every(2.seconds(), held.token()).await) => {
+                println!("{name} does not lead any more: {cause}");
+            }
+            _ = tokio::signal::ctrl_c() => return leadership.release().await,
+        }
     }
 }
 

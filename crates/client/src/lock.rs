@@ -13,7 +13,7 @@ use tonic::Code;
 use crate::call::Kind;
 use crate::describe::time;
 use crate::guard::{Held, LockGuard, Lost, Place};
-use crate::lifecycle::CancelAt;
+use crate::lifecycle::{CancelAt, Cause};
 use crate::session::{DEFAULT_TTL, Entry, Session};
 use crate::{Client, Error, Mode};
 
@@ -42,6 +42,9 @@ pub enum LockError {
     AlreadyHeld { name: String },
     #[error("this cannot be asked for: {reason}")]
     Unusable { reason: String },
+    /// The place in the queue is gone with its lease.
+    #[error("the wait for {name} is over, its lease has ended: {cause}; ask again")]
+    LeaseLost { name: String, cause: Cause },
     #[error(transparent)]
     Lost(#[from] Lost),
     #[error(transparent)]
@@ -191,7 +194,7 @@ impl LockRequest {
         let mut asking = Asking { session: session.clone(), is_alone, request, turns, is_settled: false };
         let answer = tokio::select! {
             answer = self.ask(&asking.request, started) => answer,
-            cause = session.lost() => Err(Lost { name: self.names[0].clone(), token: 0, cause }.into()),
+            cause = session.lost() => Err(LockError::LeaseLost { name: self.names[0].clone(), cause }),
         };
         let unknown = matches!(&answer, Err(LockError::Call(error)) if error.outcome_is_unknown());
         asking.is_settled = !unknown;

@@ -211,7 +211,7 @@ async fn a_lease_that_ends_while_waiting_ends_the_wait() {
     fake.until("it waits", |state| state.waiting("a") == 1).await;
     fake.end_lease(session.lease());
     let error = soon(waiting).await.unwrap().unwrap_err();
-    assert!(matches!(error, LockError::Lost(_)), "{error}");
+    assert!(matches!(error, LockError::LeaseLost { .. }), "{error}");
     drop(guard);
 }
 

@@ -19,7 +19,7 @@ use clap::Args;
 use rustix::process::Signal;
 use tenure_client::{CancelAt, Client, LockError, LockGuard};
 
-use super::asking::Asking;
+use super::asking::{Asking, short};
 use crate::settings::{Global, Session};
 use child::Running;
 use signals::{Signals, parse_signal};
@@ -48,6 +48,12 @@ const LOCK_LOST: u8 = 122;
 const FAILED: u8 = 125;
 /// How long the end may take to give back what is held.
 const FAREWELL: Duration = Duration::from_secs(5);
+/// What is lost is most often so because nobody hears us.
+const SHORT_FAREWELL: Duration = Duration::from_millis(500);
+
+fn farewell(code: Option<u8>) -> Duration {
+    if code == Some(LOCK_LOST) { SHORT_FAREWELL } else { FAREWELL }
+}
 
 /// Run a command while holding a lock
 ///
@@ -99,7 +105,7 @@ impl Exec {
         let Session { client, .. } = global.session().await?;
         let code = self.hold(&client, grace, &mut signals).await;
         // Places in queues and leases that were given up; what cannot be told in time ends by itself.
-        let _ = tokio::time::timeout(FAREWELL, client.settled()).await;
+        let _ = tokio::time::timeout(farewell(code.as_ref().ok().copied()), client.settled()).await;
         code
     }
 
@@ -130,7 +136,8 @@ impl Exec {
             Err(error) => return Err(error.into()),
         };
         let ended = self.supervise(&guard, grace, signals).await;
-        let released = tokio::time::timeout(FAREWELL, guard.release()).await;
+        let farewell = farewell(ended.as_ref().ok().copied());
+        let released = tokio::time::timeout(farewell, guard.release()).await;
         match (ended?, released) {
             (code, Ok(Ok(()))) => Ok(code),
             (LOCK_LOST, _) => Ok(LOCK_LOST),
@@ -160,12 +167,9 @@ impl Exec {
         watchdog.guard(running.group, deadline);
 
         let terminal = Lent::to(running.group);
-        if terminal.is_some() {
-            // It may have been stopped for reading too early.
-            running.signal(Signal::CONT);
-        }
+        running.go();
         let mut ended = running.ended(terminal.is_some());
-        let (mut cancelled, mut killed) = (None, false);
+        let (mut cancelled, mut killed, mut warned) = (None, false, false);
         let mut grace_over = std::pin::pin!(tokio::time::sleep(Duration::MAX));
         loop {
             tokio::select! {
@@ -187,9 +191,16 @@ impl Exec {
                     killed = true;
                 }
                 _ = &mut ended => break,
+                () = guard.warned(), if !warned && cancelled.is_none() => {
+                    warned = true;
+                    eprintln!(
+                        "no word from the server: the command will be ended in {} unless it is heard again",
+                        short(guard.deadline().remaining().saturating_sub(grace)),
+                    );
+                }
                 signal = signals.next() => running.signal(signal),
                 later = guard.renewed_after(deadline) => {
-                    deadline = later;
+                    (deadline, warned) = (later, false);
                     watchdog.guard(running.group, deadline);
                 }
             }

@@ -1,7 +1,8 @@
 //! The command as a child: in a process group of its own, bound to our life.
 //!
-//! It is started through this binary itself, which asks the system to be killed when we die and
-//! then becomes the command: there is no moment at which the command runs and is not bound.
+//! It is started through this binary itself, which asks the system to be killed when we die, stops
+//! until the watchdog knows of it, and then becomes the command: there is no moment at which the
+//! command runs and nobody would end it.
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
@@ -9,7 +10,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getppid, kill_process_group, waitid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, getppid, kill_process, kill_process_group, waitid};
 use tokio::sync::oneshot;
 
 use super::signals;
@@ -39,14 +40,22 @@ pub struct Running {
 }
 
 impl Running {
-    /// Must be called on a thread that lives as long as we do: the child is bound to it.
+    /// Starts it up to the point where [`Running::go`] lets it become the command. Must be called on
+    /// a thread that lives as long as we do: the child is bound to it.
     pub fn start(command: &[OsString], environment: &[(&str, String)]) -> io::Result<Running> {
         let mut shim = itself()?;
         shim.arg(VERB).arg(std::process::id().to_string()).args(command);
         shim.envs(environment.iter().map(|(name, value)| (name, value)));
         let child = shim.process_group(0).spawn()?;
         let group = Pid::from_child(&child);
+        let stopped = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        while matches!(waitid(WaitId::Pid(group), stopped), Err(rustix::io::Errno::INTR)) {}
         Ok(Running { child, group })
+    }
+
+    pub fn go(&self) {
+        let _ = waitid(WaitId::Pid(self.group), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);
+        self.signal(Signal::CONT);
     }
 
     /// Tells when it has ended. It stays a zombie until [`Running::reap`], so that its number, and
@@ -103,6 +112,10 @@ pub fn main(arguments: &[OsString]) -> ExitCode {
     // The parent may have died before that.
     let alive = getppid().map(|id| id.as_raw_nonzero().to_string());
     if alive.as_deref().map(OsString::from).as_ref() != Some(parent) {
+        return ExitCode::from(CANNOT);
+    }
+    if let Err(error) = kill_process(getpid(), Signal::STOP) {
+        eprintln!("tenure: cannot wait for the watchdog: {error}");
         return ExitCode::from(CANNOT);
     }
     let error = Command::new(program).args(arguments).exec();

@@ -5,7 +5,7 @@
 //! or the pipe ends without the word that all is done, the whole group is killed.
 
 use std::io::{self, BufRead, Write};
-use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+use std::process::{ChildStdin, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,7 +18,6 @@ pub const VERB: &str = "__exec-watchdog";
 const DONE: &str = "done";
 
 pub struct Watchdog {
-    child: Child,
     words: Option<ChildStdin>,
 }
 
@@ -33,8 +32,7 @@ impl Watchdog {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()?;
-        let words = child.stdin.take();
-        Ok(Watchdog { child, words })
+        Ok(Watchdog { words: child.stdin.take() })
     }
 
     /// The group may live until then.
@@ -42,11 +40,9 @@ impl Watchdog {
         self.say(&format!("{} {}\n", group.as_raw_nonzero(), deadline.as_ms()));
     }
 
-    /// The command has ended by itself.
+    /// The command has ended; so does the watchdog, by itself.
     pub fn done(mut self) {
         self.say(&format!("{DONE}\n"));
-        self.words = None;
-        let _ = self.child.wait();
     }
 
     /// A watchdog that is gone is not missed as long as we live.
