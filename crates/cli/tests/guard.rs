@@ -1,12 +1,9 @@
-//! The guard's promise against a real server: whoever asks it stops before anybody else begins.
+//! The guard against a real server. Its promise, with a process that is stopped, is in `story.rs`.
 
 mod support;
 
-use std::io::{BufRead, BufReader, Lines, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
 use support::Server;
 use tenure_client::{Client, Durations, End, LockError, LossCause, Mode};
 
@@ -38,107 +35,6 @@ impl Place {
         };
         soon(looking).await;
     }
-}
-
-const STORY_SERVER: &str = "TENURE_TEST_STORY_SERVER";
-
-/// The other process of the story: takes the lock, then writes once for each line it reads, if its
-/// guard lets it. Does nothing unless it is started by the story.
-#[tokio::test]
-async fn the_other_process_of_the_story() {
-    let Ok(server) = std::env::var(STORY_SERVER) else { return };
-    let client = Client::connect(&server).await.unwrap();
-    let guard = client.lock("story").ttl(1.seconds()).acquire().await.unwrap();
-    println!("\nacquired {}", guard.token());
-    for line in std::io::stdin().lines() {
-        match guard.check() {
-            Ok(()) => println!("\nwrote {} with {}", line.unwrap(), guard.token()),
-            Err(lost) => println!("\nlost {}", lost.cause),
-        }
-    }
-}
-
-struct OtherProcess {
-    child: Child,
-    input: ChildStdin,
-    lines: Lines<BufReader<ChildStdout>>,
-}
-
-impl OtherProcess {
-    fn start(server: &Server) -> OtherProcess {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "the_other_process_of_the_story", "--nocapture"])
-            .env(STORY_SERVER, &server.address)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        OtherProcess { input: child.stdin.take().unwrap(), child, lines }
-    }
-
-    /// The rest of the next line that begins so, or the whole line that was said instead.
-    fn hear(&mut self, expected: &str) -> String {
-        let words = ["acquired ", "wrote ", "lost "];
-        loop {
-            let line = self.lines.next().expect("it says something").unwrap();
-            if words.iter().any(|word| line.starts_with(word)) {
-                return line.strip_prefix(expected).unwrap_or_else(|| panic!("{line}")).to_owned();
-            }
-        }
-    }
-
-    fn say(&mut self, words: &str) {
-        writeln!(self.input, "{words}").unwrap();
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-    }
-}
-
-impl Drop for OtherProcess {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// The story: A holds the lock and is stopped for longer than its lease. B gets the lock. A goes on,
-/// and learns of the loss before it can write.
-#[tokio::test]
-async fn a_process_that_was_stopped_learns_of_the_loss_before_it_can_write() {
-    let place = start().await;
-    let mut first = OtherProcess::start(&place.server);
-    let token: i64 = first.hear("acquired ").parse().unwrap();
-    first.say("row 1");
-    assert_eq!(first.hear("wrote "), format!("row 1 with {token}"));
-    first.signal(Signal::STOP);
-    let second = soon(place.client.lock("story").acquire()).await.unwrap();
-    assert!(second.token() > token);
-    // What it is to write next is there before it goes on.
-    first.say("row 2");
-    first.signal(Signal::CONT);
-    let cause = first.hear("lost ");
-    assert!(
-        cause.contains("stopped or suspended") || cause.contains("confirmed") || cause.contains("expired"),
-        "{cause}"
-    );
-    first.say("row 3");
-    first.hear("lost ");
-    second.check().unwrap();
-    second.release().await.unwrap();
-}
-
-/// The other half of the story: A does not ask its guard and writes with its old token.
-#[test]
-#[ignore = "needs `tenure datastore`"]
-fn the_forced_write_of_a_stale_holder_is_refused_by_the_data_store() {
-    // 1. A holds the lock with token N and is stopped; B gets it with token M > N.
-    // 2. B writes to the data store with M; A goes on and writes with N, without a check.
-    // 3. The data store answers A with 409 and M, and B's data is unchanged.
-    todo!("start `tenure datastore` here");
 }
 
 #[tokio::test]

@@ -40,15 +40,19 @@ struct Grant {
     key: String,
     token: i64,
     slot: u32,
+    holder: String,
+    signature: String,
     lease: Arc<HeldLease>,
     /// Set when this lock ends and its lease does not.
     ended: watch::Sender<Option<Cause>>,
 }
 
 impl Held {
-    pub(crate) fn new(names: Vec<String>, granted: &proto::LockResponse, lease: Arc<HeldLease>) -> Held {
-        let (key, token, slot) = (granted.key.clone(), granted.fencing_token, granted.slot);
-        Held { grant: Arc::new(Grant { names, key, token, slot, lease, ended: watch::Sender::new(None) }) }
+    pub(crate) fn new(asked: &proto::LockRequest, granted: proto::LockResponse, lease: Arc<HeldLease>) -> Held {
+        let proto::LockResponse { key, fencing_token: token, slot, signature, .. } = granted;
+        let names = [std::slice::from_ref(&asked.name), &asked.more_names].concat();
+        let (holder, ended) = (asked.holder_id.clone(), watch::Sender::new(None));
+        Held { grant: Arc::new(Grant { names, key, token, slot, holder, signature, lease, ended }) }
     }
 
     /// The name of the lock; of several taken together, the first.
@@ -115,6 +119,17 @@ impl Held {
     /// Of a semaphore, which of its slots, from 0 on. What a slot guards is fenced by name and slot.
     pub fn slot(&self) -> u32 {
         self.grant.slot
+    }
+
+    /// Who holds it, as others read it.
+    pub fn holder(&self) -> &str {
+        &self.grant.holder
+    }
+
+    /// The grant as the cluster has signed it, for storages that verify tokens; empty if it signs
+    /// none. Good for one TTL from the grant on.
+    pub fn signature(&self) -> &str {
+        &self.grant.signature
     }
 
     /// Waits until the lock must be taken for gone.

@@ -202,9 +202,9 @@ impl LockRequest {
         if !response.acquired {
             return Err(self.not_acquired(response, started));
         }
-        let lease = session.held_lease().clone();
-        let held = Held::new(self.names.clone(), &response, lease);
         let revision = response.header.unwrap_or_default().revision;
+        let lease = session.held_lease().clone();
+        let held = Held::new(&asking.request, response, lease);
         held.watch_place(session.keeper().client().clone(), session.ttl() / 3, revision);
         let turns = std::mem::take(&mut asking.turns);
         let place = Arc::new(Place { held, session: session.clone(), is_alone, turns, given_back: false });

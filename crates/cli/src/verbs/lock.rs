@@ -57,13 +57,17 @@ impl Lock {
             }
             Err(error) => return Err(error.into()),
         };
-        let json = json!({
+        let mut json = json!({
             "lock": guard.name(),
             "names": guard.names(),
             "token": guard.token(),
             "slot": guard.slot(),
             "lease": format!("{:x}", guard.lease()),
+            "holder": guard.holder(),
         });
+        if !guard.signature().is_empty() {
+            json["signature"] = guard.signature().into();
+        }
         Record { sentence: guard.token().to_string(), json }.print(format)?;
         tokio::select! {
             () = let_go.wait() => {}
