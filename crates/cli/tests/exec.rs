@@ -289,7 +289,7 @@ fn a_command_that_is_cut_off_is_dead_before_the_next_one_starts() {
 fn a_server_that_hangs_costs_the_command_its_life_and_the_lock_goes_on() {
     let place = Place::start();
     let script = "trap 'echo asked; exit 0' TERM; echo ready; while :; do sleep 0.05; done";
-    let mut first = place.start_exec(&["--ttl", "1s", "--grace", "300ms", "a", "--", "sh", "-c", script]);
+    let mut first = place.start_exec(&["--ttl", "3s", "--grace", "1s", "a", "--", "sh", "-c", script]);
     assert_eq!(first.line(), "ready");
     let server = Pid::from_raw(place.server.id() as i32).unwrap();
     kill_process(server, Signal::STOP).unwrap();
@@ -303,7 +303,7 @@ fn a_server_that_hangs_costs_the_command_its_life_and_the_lock_goes_on() {
 #[test]
 fn an_operator_who_takes_the_lock_ends_the_command() {
     let place = Place::start();
-    let mut running = place.start_exec(&["--ttl", "1s", "a", "--", "sh", "-c", "echo $TENURE_TOKEN; exec sleep 1000"]);
+    let mut running = place.start_exec(&["--ttl", "3s", "a", "--", "sh", "-c", "echo $TENURE_TOKEN; exec sleep 1000"]);
     let token = running.line();
     assert!(place.tenure(&["unlock", "a", "--token", "1"]).failed(1).contains("not the holder"));
     let said = place.tenure(&["unlock", "a", "--token", &token, "--force"]).ok();

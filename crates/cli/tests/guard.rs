@@ -152,7 +152,7 @@ async fn a_guard_outlives_a_restart_of_the_server() {
 #[tokio::test]
 async fn an_operators_release_is_noticed() {
     let place = start().await;
-    let guard = place.client.lock("a").ttl(1.seconds()).acquire().await.unwrap();
+    let guard = place.client.lock("a").ttl(3.seconds()).acquire().await.unwrap();
     let taken = place.client.force_release("a", guard.token()).await.unwrap().unwrap();
     assert_eq!(taken.token, guard.token());
     assert_eq!(soon(guard.lost()).await.cause, LossCause::Taken);
@@ -162,6 +162,22 @@ async fn an_operators_release_is_noticed() {
     next.check().unwrap();
     assert!(!place.client.unlock("free", 1).await.unwrap());
     assert!(place.client.unlock("a", 1).await.is_err(), "only the holder's token unlocks");
+}
+
+#[tokio::test]
+async fn grants_are_signed_where_a_key_is_configured() {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = tempfile::tempdir().unwrap();
+    let key = directory.path().join("signing.key");
+    std::fs::write(&key, "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n").unwrap();
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let flags = ["--signing-key", key.to_str().unwrap()];
+    let server = Server::start_with(&directory.path().join("data"), &flags);
+    let client = Client::connect(&server.address).await.unwrap();
+    let guard = client.lock("a").holder("me").acquire().await.unwrap();
+    assert!(!guard.signature().is_empty());
+    assert_eq!(guard.holder(), "me");
+    guard.release().await.unwrap();
 }
 
 #[tokio::test]

@@ -154,7 +154,7 @@ fn unlocking_needs_the_token_of_the_holder() {
     assert!(place.tenure(&["unlock", "a", "--token", &token]).failed(1).contains("a is free already"));
     assert_eq!(holding.let_go(), Some(122), "the holder is told that it had lost the lock");
 
-    let mut holding = place.hold(&["lock", "a", "--ttl", "1s"]);
+    let mut holding = place.hold(&["lock", "a", "--ttl", "3s"]);
     let token = holding.line();
     let why = place.tenure(&["why", "a", "--force-release", &token]).ok();
     assert!(why.contains("a is free") && why.contains("forced"), "{why}");

@@ -6,8 +6,11 @@
 //! that remembers the highest token it has seen refuses the late write.
 
 use std::fmt;
+use std::future::{Future, poll_fn};
 use std::ops::Deref;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use tenure_api::tenure::v1 as proto;
@@ -269,12 +272,16 @@ impl LockGuard {
     /// Ok means that the lock was held from the beginning of the work to its end.
     pub async fn run<Output>(&self, work: impl AsyncFnOnce(&Held) -> Output) -> Result<Output, Lost> {
         let held = self.held();
-        held.check()?;
-        let output = tokio::select! {
-            biased;
-            lost = held.cancelled() => return Err(lost),
-            output = work(held) => output,
-        };
+        let (mut cancelled, mut work) = (pin!(held.cancelled()), pin!(work(held)));
+        let output = poll_fn(|context| {
+            // After a pause the work may be woken before anybody has looked at the clock.
+            held.check()?;
+            if let Poll::Ready(lost) = cancelled.as_mut().poll(context) {
+                return Poll::Ready(Err(lost));
+            }
+            work.as_mut().poll(context).map(Ok)
+        })
+        .await?;
         held.check().map(|()| output)
     }
 

@@ -23,7 +23,7 @@ async fn soon<Output>(work: impl Future<Output = Output>) -> Output {
 #[tokio::test]
 async fn a_lock_is_held_renewed_and_given_back() {
     let (fake, client) = start().await;
-    let guard = client.lock("a").ttl(600.milliseconds()).holder("me").acquire().await.unwrap();
+    let guard = client.lock("a").ttl(1_500.milliseconds()).holder("me").acquire().await.unwrap();
     assert_eq!((guard.name(), guard.token()), ("a", 1));
     assert_eq!(fake.read(|state| state.holder("a")), Some(guard.lease()));
     let before = guard.deadline();
@@ -64,7 +64,7 @@ async fn blocking_work_cannot_hide_the_deadline() {
     });
     let (runtime, fake) = fake.join().unwrap();
     let client = Client::connect(&fake.address).await.unwrap();
-    let guard = client.lock("a").ttl(600.milliseconds()).acquire().await.unwrap();
+    let guard = client.lock("a").ttl(1_500.milliseconds()).acquire().await.unwrap();
     let renewed = fake.read(|state| state.renewals);
     // Renewals go on while this thread does nothing but wait.
     while fake.read(|state| state.renewals) < renewed + 3 {
@@ -222,6 +222,28 @@ async fn the_ttl_that_the_server_names_is_the_one_that_counts() {
     let session = client.session().ttl(1.minutes()).open().await.unwrap();
     assert_eq!(session.ttl(), 700.milliseconds());
     assert!(session.deadline().remaining() < 700.milliseconds());
+}
+
+/// Work that is woken by something else than the loss does not get a last step.
+#[tokio::test]
+async fn work_is_not_even_polled_after_the_deadline() {
+    let (fake, client) = start().await;
+    let guard = client.lock("a").ttl(600.milliseconds()).acquire().await.unwrap();
+    fake.change(|state| state.silent = true);
+    let (wake, woken) = tokio::sync::oneshot::channel::<()>();
+    let held = guard.held().clone();
+    let work = guard.run(async |_| {
+        // Blocks this thread beyond the deadline, and is then ready to go on.
+        while held.check().is_ok() {
+            std::thread::yield_now();
+        }
+        wake.send(()).unwrap();
+        woken.await.unwrap();
+        tokio::task::yield_now().await;
+        panic!("it went on after the loss");
+    });
+    let lost: Result<(), Lost> = soon(work).await;
+    assert!(lost.is_err());
 }
 
 #[tokio::test]
