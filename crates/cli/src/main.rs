@@ -34,7 +34,7 @@ const ABOUT: &str = "Locks, leases and coordination for distributed systems.";
 const FIRST_STEPS: &str = "\
 First steps:
   tenure serve                          one member on 127.0.0.1:2379, data in ./tenure-data
-  tenure exec job -- ./job.sh            in another terminal: runs while it holds the lock
+  tenure exec job -- ./job.sh           in another terminal: runs while it holds the lock
   tenure locks                          who holds what; `tenure why NAME` tells more
   tenure put greeting hello
   etcdctl put hello world               etcd's tools and clients work as they are";

@@ -268,6 +268,11 @@ impl LockGuard {
         &self.place.held
     }
 
+    /// Whether the lease outlives the election of a new leader without a renewal.
+    pub fn is_failover_safe(&self) -> bool {
+        self.place.session.is_failover_safe()
+    }
+
     /// Works under the lock. The work is dropped where it waits as soon as the lock might be lost;
     /// Ok means that the lock was held from the beginning of the work to its end.
     pub async fn run<Output>(&self, work: impl AsyncFnOnce(&Held) -> Output) -> Result<Output, Lost> {

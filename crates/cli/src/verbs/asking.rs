@@ -1,9 +1,10 @@
 //! What `exec` and `lock` have in common: how a lock is asked for.
 
+use std::io::IsTerminal;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
-use tenure_client::{Client, LockRequest};
+use tenure_client::{Client, LockGuard, LockRequest};
 
 use crate::progress::Progress;
 use tenure_server::units::{format_duration, parse_duration};
@@ -11,6 +12,7 @@ use tenure_server::units::{format_duration, parse_duration};
 const SHORTEST_TTL: Duration = Duration::from_millis(500);
 /// Who waits longer than this wants to know for whom.
 const TELL_AFTER: Duration = Duration::from_millis(500);
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
 #[derive(Args)]
 pub struct Asking {
@@ -76,8 +78,12 @@ impl Asking {
         request
     }
 
-    /// Shows on a terminal who is in the way, for as long as it is polled.
+    /// Shows on a terminal who is in the way, for as long as it is polled. Where nobody looks,
+    /// waiting costs the server nothing.
     pub async fn show_waiting(&self, client: &Client) {
+        if !std::io::stderr().is_terminal() {
+            return std::future::pending().await;
+        }
         tokio::time::sleep(TELL_AFTER).await;
         let progress = Progress::new();
         loop {
@@ -87,8 +93,16 @@ impl Asking {
                 let held = age(holder.granted, lock.now).map_or_else(String::new, |age| format!(" for {age}"));
                 progress.show(&format!("waiting for {}: {} has held it{held}", self.name, holder.id));
             }
-            tokio::time::sleep(Duration::from_secs(1)).await;
+            tokio::time::sleep(LOOK_AGAIN).await;
         }
+    }
+}
+
+/// Says so if a new leader's election may cost the lock.
+pub fn warn_of_short_ttl(guard: &LockGuard, ttl: Duration) {
+    if !guard.is_failover_safe() {
+        let ttl = format_duration(ttl);
+        eprintln!("a TTL of {ttl} is not failover-safe: the lock may be lost while a new leader is elected");
     }
 }
 

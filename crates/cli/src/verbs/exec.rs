@@ -19,7 +19,7 @@ use clap::Args;
 use rustix::process::Signal;
 use tenure_client::{CancelAt, Client, LockError, LockGuard};
 
-use super::asking::{Asking, short};
+use super::asking::{Asking, short, warn_of_short_ttl};
 use crate::settings::{Global, Session};
 use child::Running;
 use signals::{Signals, parse_signal};
@@ -135,6 +135,7 @@ impl Exec {
             }
             Err(error) => return Err(error.into()),
         };
+        warn_of_short_ttl(&guard, self.asking.ttl);
         let ended = self.supervise(&guard, grace, signals).await;
         let farewell = farewell(ended.as_ref().ok().copied());
         let released = tokio::time::timeout(farewell, guard.release()).await;

@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::json;
 use tenure_client::{Client, LockError};
 
-use super::asking::Asking;
+use super::asking::{Asking, warn_of_short_ttl};
 use super::holding::LetGo;
 use crate::output::{Format, Record};
 use crate::settings::{Global, Session};
@@ -57,6 +57,7 @@ impl Lock {
             }
             Err(error) => return Err(error.into()),
         };
+        warn_of_short_ttl(&guard, self.asking.ttl);
         let mut json = json!({
             "lock": guard.name(),
             "names": guard.names(),
