@@ -1,9 +1,12 @@
 //! The guard against a real server. Its promise, with a process that is stopped, is in `story.rs`.
 
+#[path = "support/proxy.rs"]
+mod proxy;
 mod support;
 
 use std::time::Duration;
 
+use proxy::Proxy;
 use support::Server;
 use tenure_client::{Client, Durations, End, LockError, LossCause, Mode};
 
@@ -147,6 +150,21 @@ async fn a_guard_outlives_a_restart_of_the_server() {
     let next = soon(waiting).await.unwrap().unwrap();
     assert!(next.token() > token);
     next.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_connection_that_is_dead_without_knowing_it_costs_no_lock() {
+    let place = start().await;
+    let proxy = Proxy::start(&place.server.address);
+    let client = Client::connect(&proxy.address).await.unwrap();
+    let guard = client.lock("a").ttl(6.seconds()).acquire().await.unwrap();
+    let first = soon(guard.renewed_after(guard.deadline())).await;
+    proxy.cut_present();
+    tokio::select! {
+        _ = soon(guard.renewed_after(first)) => {}
+        lost = guard.lost() => panic!("{lost}"),
+    }
+    guard.check().unwrap();
 }
 
 #[tokio::test]

@@ -6,8 +6,8 @@
 //! - The server gave its verdict: that is the answer.
 
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use tenure_api::etcdserverpb::StatusRequest;
@@ -54,7 +54,7 @@ impl Kind {
 }
 
 pub struct Connections {
-    endpoints: Vec<Arc<Endpoint>>,
+    endpoints: Vec<RwLock<Arc<Endpoint>>>,
     current: AtomicUsize,
     settings: Settings,
 }
@@ -75,34 +75,30 @@ enum Verdict {
 
 impl Connections {
     pub fn new(addresses: Vec<Address>, settings: Settings) -> Connections {
-        let open = |address: Address| {
-            let channel = Channel::builder(address.uri.clone())
-                .connect_timeout(settings.connect_timeout)
-                .tcp_nodelay(true)
-                .http2_keep_alive_interval(PING_INTERVAL)
-                .keep_alive_timeout(PING_TIMEOUT)
-                .connect_lazy();
-            Arc::new(Endpoint { address, channel, answered: AtomicBool::new(false) })
-        };
+        let open = |address| RwLock::new(Arc::new(Endpoint::open(address, settings)));
         Connections { endpoints: addresses.into_iter().map(open).collect(), current: AtomicUsize::new(0), settings }
     }
 
     pub fn addresses(&self) -> Vec<String> {
-        self.endpoints.iter().map(|endpoint| endpoint.address.text.clone()).collect()
+        self.endpoints().map(|endpoint| endpoint.address.text.clone()).collect()
+    }
+
+    fn endpoints(&self) -> impl Iterator<Item = Arc<Endpoint>> {
+        self.endpoints.iter().map(read)
     }
 
     pub fn each(&self) -> Vec<(String, Connections)> {
-        let single = |endpoint: &Arc<Endpoint>| Connections {
-            endpoints: vec![endpoint.clone()],
+        let single = |endpoint: Arc<Endpoint>| Connections {
+            endpoints: vec![RwLock::new(endpoint)],
             current: AtomicUsize::new(0),
             settings: self.settings,
         };
-        self.endpoints.iter().map(|endpoint| (endpoint.address.text.clone(), single(endpoint))).collect()
+        self.endpoints().map(|endpoint| (endpoint.address.text.clone(), single(endpoint))).collect()
     }
 
     /// Connections of their own to the same endpoints, made on the runtime that is entered.
     pub fn anew(&self) -> Connections {
-        let addresses = self.endpoints.iter().map(|endpoint| endpoint.address.clone()).collect();
+        let addresses = self.endpoints().map(|endpoint| endpoint.address.clone()).collect();
         Connections::new(addresses, self.settings)
     }
 
@@ -112,14 +108,27 @@ impl Connections {
 
     /// The endpoint that calls go to at present.
     pub fn current(&self) -> Arc<Endpoint> {
-        self.endpoints[self.current.load(Ordering::Relaxed)].clone()
+        read(&self.endpoints[self.current.load(Ordering::Relaxed)])
     }
 
     /// Turns to the next endpoint, unless somebody has already.
     pub fn leave(&self, endpoint: &Arc<Endpoint>) {
-        let Some(index) = self.endpoints.iter().position(|other| Arc::ptr_eq(other, endpoint)) else { return };
+        let Some(index) = self.endpoints().position(|other| Arc::ptr_eq(&other, endpoint)) else { return };
         let next = (index + 1) % self.endpoints.len();
         let _ = self.current.compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// As [`Connections::leave`], and whoever comes back there gets a new connection: this one may be
+    /// dead without knowing it. Must be called on the runtime that the connections live on.
+    pub fn abandon(&self, endpoint: &Arc<Endpoint>) {
+        self.leave(endpoint);
+        for slot in &self.endpoints {
+            let mut slot = slot.write().unwrap_or_else(PoisonError::into_inner);
+            // Many may find out at the same time; the first of them is enough.
+            if Arc::ptr_eq(&slot, endpoint) {
+                *slot = Arc::new(Endpoint::open(endpoint.address.clone(), self.settings));
+            }
+        }
     }
 
     /// Makes a call, at as many endpoints and as often as its kind and its time allow.
@@ -170,7 +179,7 @@ impl Connections {
                     }
                     let error = Error::Unreachable { attempts: std::mem::take(&mut attempts) };
                     // Who has never reached anybody has probably been given the wrong address.
-                    if !self.endpoints.iter().any(|endpoint| endpoint.answered.load(Ordering::Relaxed)) {
+                    if !self.endpoints().any(|endpoint| endpoint.answered.load(Ordering::Relaxed)) {
                         return Err(error);
                     }
                     error
@@ -256,6 +265,22 @@ impl Connections {
             Err(_) => silence(endpoint, kind, waited, SILENT),
         }
     }
+}
+
+impl Endpoint {
+    fn open(address: Address, settings: Settings) -> Endpoint {
+        let channel = Channel::builder(address.uri.clone())
+            .connect_timeout(settings.connect_timeout)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(PING_INTERVAL)
+            .keep_alive_timeout(PING_TIMEOUT)
+            .connect_lazy();
+        Endpoint { address, channel, answered: AtomicBool::new(false) }
+    }
+}
+
+fn read(slot: &RwLock<Arc<Endpoint>>) -> Arc<Endpoint> {
+    slot.read().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
 const BUSY: &str = "the member is alive and knows its leader, so it is overloaded or a disk is slow";

@@ -36,9 +36,9 @@ pub(crate) async fn run(
         let outcome = tokio::select! {
             outcome = renew(&client, &mut stream, id) => outcome,
             newer = numbers.recv() => {
-                // The lifecycle has lost its patience with this member.
+                // The lifecycle has lost its patience with this member, or with the way to it.
                 let silent = stream.take().map_or_else(|| client.connections.current(), |open| open.endpoint);
-                client.connections.leave(&silent);
+                client.connections.abandon(&silent);
                 next = newer;
                 continue;
             }
