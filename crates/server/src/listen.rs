@@ -154,7 +154,7 @@ impl Network {
     ) -> Result<Network, ListenError>
     where
         F: Fn(usize, Stopping) -> M + Clone + Send + 'static,
-        M: Fn(TcpConnectInfo) -> S + 'static,
+        M: Fn(TcpConnectInfo, OpenConnection) -> S + 'static,
         S: ConnectionService,
     {
         let (phase, _) = watch::channel(Phase::Serving);
@@ -285,7 +285,7 @@ async fn run_thread<M, S>(
     mut phase: watch::Receiver<Phase>,
     counters: Arc<Counters>,
 ) where
-    M: Fn(TcpConnectInfo) -> S,
+    M: Fn(TcpConnectInfo, OpenConnection) -> S,
     S: ConnectionService,
 {
     let builder = Arc::new(builder);
@@ -300,9 +300,10 @@ async fn run_thread<M, S>(
                 None => return closed.await,
             },
         };
-        let open = Open { counters: counters.clone(), _place: place };
+        let open = OpenConnection(Arc::new(Open { counters: counters.clone(), _place: place }));
         let Ok(stream) = TcpStream::from_std(stream) else { continue };
-        let service = make(TcpConnectInfo { local_addr: stream.local_addr().ok(), remote_addr: Some(remote) });
+        let info = TcpConnectInfo { local_addr: stream.local_addr().ok(), remote_addr: Some(remote) };
+        let service = make(info, open.clone());
         tokio::spawn(serve_connection(stream, service, builder.clone(), phases.clone(), open));
     }
 }
@@ -312,7 +313,7 @@ async fn serve_connection<S: ConnectionService>(
     service: S,
     builder: Arc<Builder<TokioExecutor>>,
     mut phase: watch::Receiver<Phase>,
-    _open: Open,
+    _open: OpenConnection,
 ) {
     let first_byte_timeout = Duration::from_millis(limits::FIRST_BYTE_TIMEOUT_MS);
     let mut draining = std::pin::pin!(reached(&mut phase, Phase::Draining));
@@ -343,6 +344,11 @@ async fn serve_connection<S: ConnectionService>(
 async fn reached(phase: &mut watch::Receiver<Phase>, wanted: Phase) {
     let _ = phase.wait_for(|phase| *phase >= wanted).await;
 }
+
+/// A connection counts as open, and as one of its address, for as long as somebody has this: whoever
+/// takes a connection over from HTTP keeps it until that one ends.
+#[derive(Clone)]
+pub struct OpenConnection(#[expect(dead_code, reason = "held for its end")] Arc<Open>);
 
 /// Counts one open connection.
 struct Open {

@@ -112,7 +112,7 @@ async fn live(
             let services = services.build(metrics.runtime(index).clone(), metrics.rpcs().clone());
             let front = Front::new(&config, &pool, services, health.clone(), metrics.clone(), Router::new());
             let front = Arc::new(front);
-            move |info| Connection::new(front.clone(), info)
+            move |info, open| Connection::new(front.clone(), info, open)
         }
     };
     let published = tokio::spawn({

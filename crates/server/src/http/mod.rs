@@ -33,6 +33,7 @@ use self::grpc::{GrpcFuture, ResponseBody, Services};
 use self::health::Health;
 use self::origin::{Origins, Verdict};
 use crate::config::{Config, ETCD_CLUSTER_VERSION, ETCD_VERSION, TENURE_VERSION};
+use crate::listen::OpenConnection;
 use crate::metrics::{self, Metrics};
 
 /// Everything that one network runtime serves.
@@ -93,11 +94,12 @@ impl Front {
 pub struct Connection {
     front: Arc<Front>,
     info: TcpConnectInfo,
+    open: OpenConnection,
 }
 
 impl Connection {
-    pub fn new(front: Arc<Front>, info: TcpConnectInfo) -> Connection {
-        Connection { front, info }
+    pub fn new(front: Arc<Front>, info: TcpConnectInfo, open: OpenConnection) -> Connection {
+        Connection { front, info, open }
     }
 }
 
@@ -111,6 +113,8 @@ impl hyper::service::Service<Request<Incoming>> for Connection {
         if is_grpc(&request) {
             FrontFuture::Grpc(self.front.services.call(request))
         } else {
+            // For what goes on after HTTP, a WebSocket.
+            request.extensions_mut().insert(self.open.clone());
             FrontFuture::Http(self.front.answer(request.map(HttpBody::new)))
         }
     }

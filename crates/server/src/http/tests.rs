@@ -103,7 +103,7 @@ fn start(change: impl FnOnce(&mut Config)) -> Server {
             let services = services.build(metrics.runtime(index).clone(), metrics.rpcs().clone());
             let health = Health::new(Where(index), Duration::from_secs(1));
             let front = Arc::new(Front::new(&config, &pool, services, health, metrics.clone(), Router::new()));
-            move |info| Connection::new(front.clone(), info)
+            move |info, open| Connection::new(front.clone(), info, open)
         }
     };
     let network = Network::start(&config, metrics.clone(), threads, serve).unwrap();
