@@ -12,7 +12,6 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use axum::Router;
 use prost_reflect::DescriptorPool;
 use tokio::sync::oneshot;
 use tonic_health::ServingStatus;
@@ -24,7 +23,7 @@ use crate::data::{self, Data, DataError};
 use crate::driver::{Driver, Writes};
 use crate::http::grpc::{Services, ServicesBuilder};
 use crate::http::health::Health;
-use crate::http::{Connection, Front};
+use crate::http::{Connection, Front, leader};
 use crate::listen::{ListenError, Listener, Network, Stopping};
 use crate::member::{Member, random_u64};
 use crate::metrics::Metrics;
@@ -108,9 +107,10 @@ async fn live(
         move |index: usize, stopping: Stopping| {
             let (member, distribute) = take(&attachments[index]);
             tokio::spawn(distribute);
+            let more = leader::routes(member.clone());
             let services = services_of(&config, member, &shared, &reporter).stopping(stopping);
             let services = services.build(metrics.runtime(index).clone(), metrics.rpcs().clone());
-            let front = Front::new(&config, &pool, services, health.clone(), metrics.clone(), Router::new());
+            let front = Front::new(&config, &pool, services, health.clone(), metrics.clone(), more);
             let front = Arc::new(front);
             move |info, open| Connection::new(front.clone(), info, open)
         }
