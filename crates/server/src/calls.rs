@@ -299,6 +299,10 @@ impl OpenSession {
     pub(crate) async fn next(&mut self) -> Option<SessionMail> {
         self.mail.recv().await
     }
+
+    pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<SessionMail>> {
+        self.mail.poll_recv(context)
+    }
 }
 
 impl Drop for OpenSession {

@@ -43,6 +43,14 @@ pub const HEADER_TIMEOUT_MS: u64 = 10_000;
 /// How long calls may still run once the member was told to stop.
 pub const DRAIN_MS: u64 = 5_000;
 
+/// Fixed. The longest message of a WebSocket session: a key and a client id, however they are escaped.
+pub const WEBSOCKET_MESSAGE_BYTES: usize = 16 * KIB;
+/// Fixed. A client's own name for one of its requests.
+pub const REQUEST_ID_BYTES: usize = 256;
+/// Fixed. What a WebSocket may hold that its client does not read; replies that do not fit wait unwritten.
+pub const WEBSOCKET_SEND_BYTES: usize = 64 * KIB;
+
+/// Also the locks that one WebSocket connection may hold and wait for: each has a lease.
 pub const LEASES_PER_CLIENT: usize = 100_000;
 /// The shortest TTL of the native API; etcd's API counts in seconds and follows the election timeout.
 pub const LEASE_TTL_MIN_MS: u64 = 500;
@@ -67,6 +75,10 @@ const _: () = assert!(KEEPALIVE_INTERVAL_MIN_MS <= KEEPALIVE_INTERVAL_MS);
 const _: () = assert!(KEEPALIVE_TIMEOUT_MS >= 1_000);
 const _: () = assert!(HEADER_TIMEOUT_MS <= FIRST_BYTE_TIMEOUT_MS);
 const _: () = assert!(LEASE_TTL_MIN_MS < machine::LEASE_TTL_MS);
+// JSON may write each byte of a string in six.
+const _: () = assert!(WEBSOCKET_MESSAGE_BYTES > 6 * (2 * machine::LOCK_NAME_BYTES + REQUEST_ID_BYTES) + KIB);
+// Whatever is told about a request is not much longer than the request itself.
+const _: () = assert!(WEBSOCKET_SEND_BYTES >= 4 * WEBSOCKET_MESSAGE_BYTES);
 
 /// The limits that an operator may set.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

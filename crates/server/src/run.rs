@@ -101,13 +101,21 @@ async fn live(
     let reporter = HealthReporter::new();
 
     let shared = Arc::new(services::ProcessWide { sessions: services::Sessions::default(), keyring });
+    let claims = Arc::<services::Claims>::default();
     let attachments = Arc::new((0..threads).map(|index| attach(&mut driver, index)).collect::<Vec<_>>());
     let serve = {
         let (config, metrics, health, reporter) = (config.clone(), metrics.clone(), health.clone(), reporter.clone());
         move |index: usize, stopping: Stopping| {
             let (member, distribute) = take(&attachments[index]);
             tokio::spawn(distribute);
-            let more = leader::routes(member.clone());
+            let websockets = services::WebSockets {
+                member: member.clone(),
+                config: config.clone(),
+                process_wide: shared.clone(),
+                claims: claims.clone(),
+                stopping: stopping.clone(),
+            };
+            let more = websockets.routes().merge(leader::routes(member.clone()));
             let services = services_of(&config, member, &shared, &reporter).stopping(stopping);
             let services = services.build(metrics.runtime(index).clone(), metrics.rpcs().clone());
             let front = Front::new(&config, &pool, services, health.clone(), metrics.clone(), more);

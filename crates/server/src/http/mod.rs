@@ -193,7 +193,8 @@ async fn method_not_allowed() -> Response<HttpBody> {
 async fn not_found() -> Response<HttpBody> {
     const HELP: &str = "404 page not found\n\n\
         This is Tenure. Here are gRPC (etcd v3), its JSON form at POST /v3/…, and\n\
-        /health /livez /readyz?verbose /version /metrics; who leads the cluster at /v1/leader\n";
+        /health /livez /readyz?verbose /version /metrics; locks by WebSocket at /v1/session,\n\
+        and who leads the cluster at /v1/leader\n";
     plain_text(StatusCode::NOT_FOUND, HELP)
 }
 

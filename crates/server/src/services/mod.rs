@@ -1,4 +1,5 @@
-//! The services: what a client of the cluster sees. All are etcd's but one, [`tenure_lock`].
+//! The services: what a client of the cluster sees. All are etcd's but [`tenure_lock`] and its form for
+//! browsers and scripts, [`websocket`].
 //!
 //! Every rpc takes the same walk: decode (tonic), validate ([`convert`]), authorize ([`authorize`]),
 //! submit to the [`Member`], encode ([`answer`]). A service never touches state and never decides what
@@ -31,6 +32,7 @@ mod read;
 mod snapshot;
 mod tenure_lock;
 mod watch;
+mod websocket;
 
 use std::sync::{Arc, OnceLock};
 
@@ -54,6 +56,7 @@ use crate::member::{At, Member};
 use entry::Entry;
 use leader::{HasLeader, LeaderMonitor};
 pub use tenure_lock::Sessions;
+pub use websocket::{Claims, WebSockets};
 
 /// All services on one member handle: each network runtime has its own.
 pub fn services(

@@ -5,7 +5,7 @@
 //! What is asked is checked and converted in [`request`], what is told is put together in
 //! [`describe`], and [`session`] carries the traffic of one client on one stream.
 
-mod describe;
+pub(super) mod describe;
 mod request;
 mod session;
 mod sign;
@@ -32,6 +32,7 @@ use super::kv::unexpected;
 use super::produced::{Emitter, Produced, produced};
 use super::{Shared, authorize};
 use crate::member::{At, Locked};
+pub(super) use session::Connected;
 pub use session::Sessions;
 
 pub struct TenureLockService(pub Arc<Shared>);

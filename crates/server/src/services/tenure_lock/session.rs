@@ -39,11 +39,11 @@ const IN_FLIGHT: usize = 4096;
 pub struct Sessions(Mutex<BTreeMap<LeaseId, Connected>>);
 
 #[derive(Clone, Copy)]
-struct Connected {
-    stream: u64,
-    address: Option<SocketAddr>,
-    since_unix_ms: i64,
-    last_seen_unix_ms: i64,
+pub struct Connected {
+    pub stream: u64,
+    pub address: Option<SocketAddr>,
+    pub since_unix_ms: i64,
+    pub last_seen_unix_ms: i64,
 }
 
 impl Sessions {
@@ -58,18 +58,18 @@ impl Sessions {
         }
     }
 
-    fn enter(&self, lease: LeaseId, connected: Connected) {
+    pub fn enter(&self, lease: LeaseId, connected: Connected) {
         self.0.lock().expect("no panic while the sessions are locked").insert(lease, connected);
     }
 
-    fn seen(&self, lease: LeaseId) {
+    pub fn seen(&self, lease: LeaseId) {
         let mut sessions = self.0.lock().expect("no panic while the sessions are locked");
         if let Some(connected) = sessions.get_mut(&lease) {
             connected.last_seen_unix_ms = describe::now_unix_ms();
         }
     }
 
-    fn leave(&self, lease: LeaseId, stream: u64) {
+    pub fn leave(&self, lease: LeaseId, stream: u64) {
         let mut sessions = self.0.lock().expect("no panic while the sessions are locked");
         if sessions.get(&lease).is_some_and(|connected| connected.stream == stream) {
             sessions.remove(&lease);
