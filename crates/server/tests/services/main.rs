@@ -1,4 +1,4 @@
-//! Every service of etcd's API, called over the network as a client would call it.
+//! Every service, etcd's and our own, called over the network as a client would call it.
 //!
 //! Each test has a member of its own, in this process and on a port that the system chose. What is
 //! expected was measured on etcd 3.4.23 unless a comment says otherwise.
@@ -17,3 +17,5 @@ mod tenure_session;
 mod txn;
 mod watch;
 mod watch_history;
+mod websocket;
+mod websocket_client;

@@ -25,11 +25,11 @@ pub async fn lease(client: &mut Client, client_id: &str) -> i64 {
     client.lease_grant(request).await.unwrap().into_inner().id
 }
 
-fn ask(name: &str, lease_id: i64) -> LockRequest {
+pub fn ask(name: &str, lease_id: i64) -> LockRequest {
     LockRequest { name: name.to_owned(), lease_id, ..LockRequest::default() }
 }
 
-async fn lock(client: &mut Client, request: LockRequest) -> LockResponse {
+pub async fn lock(client: &mut Client, request: LockRequest) -> LockResponse {
     timeout(PATIENCE, client.lock(request)).await.expect("in time").unwrap().into_inner()
 }
 
@@ -38,22 +38,22 @@ async fn refused(client: &mut Client, request: LockRequest) -> (Code, String) {
     (status.code(), status.message().to_owned())
 }
 
-fn waits(client: &Client, request: LockRequest) -> JoinHandle<Result<LockResponse, Status>> {
+pub fn waits(client: &Client, request: LockRequest) -> JoinHandle<Result<LockResponse, Status>> {
     let mut client = client.clone();
     tokio::spawn(async move { client.lock(request).await.map(|response| response.into_inner()) })
 }
 
-async fn unlock(client: &mut Client, name: &str, fencing_token: i64) -> Result<bool, Status> {
+pub async fn unlock(client: &mut Client, name: &str, fencing_token: i64) -> Result<bool, Status> {
     let request = UnlockRequest { name: name.to_owned(), fencing_token, ..UnlockRequest::default() };
     client.unlock(request).await.map(|response| response.into_inner().released)
 }
 
-async fn describe(client: &mut Client, name: &str) -> DescribeResponse {
+pub async fn describe(client: &mut Client, name: &str) -> DescribeResponse {
     client.describe(DescribeRequest { name: name.to_owned() }).await.unwrap().into_inner()
 }
 
 /// Waits until so many wait for the lock.
-async fn waiting(client: &mut Client, name: &str, count: usize) {
+pub async fn waiting(client: &mut Client, name: &str, count: usize) {
     timeout(PATIENCE, async { while describe(client, name).await.waiters.len() != count {} }).await.expect("in time");
 }
 

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use tenure_machine::{LeaseId, Revision};
-use tenure_replica::CallId;
 use tokio::time::Instant;
 
 use super::claims::Pair;
@@ -39,14 +38,16 @@ pub enum Stage {
     Claiming,
     /// The lease is being granted, or found.
     Entering,
-    /// The queue was asked for a place.
-    Asking { call: CallId },
+    /// The queue was asked for a place, by the call of this number.
+    Asking { number: u64 },
     /// The connection keeps the lease alive.
-    Queued { call: CallId },
+    Queued { number: u64 },
     /// Granted; its full time begins before it is told.
     Confirming { token: Revision },
     /// Nothing but a renewal keeps the lease alive.
-    Held { token: Revision, renewed_at: Instant },
+    Held { token: Revision, renewed_at: Instant, is_renewing: bool },
+    /// It is being given back.
+    Releasing,
 }
 
 impl Place {
@@ -66,9 +67,9 @@ impl Place {
         }
     }
 
-    /// Whether it can be said now what a request for it means.
+    /// Whether it can be said now what a request for it means: they are taken one at a time.
     pub fn is_settled(&self) -> bool {
-        matches!(self.stage, Stage::Queued { .. } | Stage::Held { .. })
+        matches!(self.stage, Stage::Queued { .. } | Stage::Held { is_renewing: false, .. })
     }
 
     /// Once granted.

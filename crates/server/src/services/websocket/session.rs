@@ -199,7 +199,7 @@ impl Session {
                 Stage::Queued { .. } => self.keep_alive(id, What::KeepQueued { sent: now }),
                 Stage::Confirming { .. } => self.keep_alive(id, What::Confirm { sent: now }),
                 Stage::Held { renewed_at, .. } => self.warn(id, renewed_at),
-                Stage::Entering | Stage::Asking { .. } => {}
+                Stage::Entering | Stage::Asking { .. } | Stage::Releasing => {}
             }
         }
     }
@@ -282,6 +282,9 @@ impl Session {
                     if request.command == CommandType::Acquire && request.id.is_some() {
                         place.request_id.clone_from(&request.id);
                     }
+                    if let Stage::Held { is_renewing, .. } = &mut place.stage {
+                        *is_renewing = true;
+                    }
                     self.sessions.seen(place.lease);
                     let what = What::Renew { id: request.id, key: request.pair.key, sent: Instant::now() };
                     self.keep_alive(id, what);
@@ -293,12 +296,16 @@ impl Session {
 
     /// Ending the lease ends the place with it.
     fn leave_queue(&mut self, id: PlaceId, request: &Request) {
-        let Some(place) = self.remove(id) else { return };
-        if let Stage::Queued { call } = place.stage {
+        let Some(place) = self.places.get(&id) else { return };
+        let lease = place.lease;
+        if let Stage::Queued { number } = place.stage
+            && let Some(UnderWay { call, .. }) = self.under_way.remove(&number)
+        {
             self.stream.drop_call(call);
-            self.under_way.retain(|_, other| other.call != call);
         }
-        self.propose(id, What::Nothing, Command::LeaseRevoke { lease: place.lease });
+        // Before the claim is given up: a successor must come behind it.
+        self.propose(id, What::Nothing, Command::LeaseRevoke { lease });
+        let Some(place) = self.remove(id) else { return };
         if place.request_id.is_some() {
             self.refuse(&place.first, "given up by a release");
         }
@@ -308,10 +315,13 @@ impl Session {
     /// The unlock hands the lock over; the lease goes behind it. Both are put to the replica in this
     /// order, before anything that a successor of this connection may ask.
     fn unlock(&mut self, id: PlaceId, request_id: Option<RequestId>, token: Revision) {
-        let Some(place) = self.remove(id) else { return };
-        let Place { pair, lease, epoch, .. } = place;
-        let unlock = Unlock { names: vec![Bytes::copy_from_slice(pair.key.as_bytes())], token, epoch };
-        self.propose(id, What::Unlock { id: request_id, key: pair.key, token }, Command::Unlock(unlock));
+        self.set_stage(id, Stage::Releasing, None);
+        self.by_token.remove(&token);
+        let Some(place) = self.places.get(&id) else { return };
+        let (lease, key) = (place.lease, place.pair.key.clone());
+        let names = vec![Bytes::copy_from_slice(key.as_bytes())];
+        let unlock = Unlock { names, token, epoch: place.epoch };
+        self.propose(id, What::Unlock { id: request_id, key, token }, Command::Unlock(unlock));
         self.propose(id, What::Nothing, Command::LeaseRevoke { lease });
     }
 
@@ -399,8 +409,8 @@ impl Session {
         self.call(id, what, |call| Input::Propose { call, command });
     }
 
-    /// Puts a call to the replica. What takes room is refused when too much waits.
-    fn call(&mut self, id: PlaceId, what: What, input: impl FnOnce(CallId) -> Input) -> Option<CallId> {
+    /// Puts a call to the replica and gives its number. What takes room is refused when too much waits.
+    fn call(&mut self, id: PlaceId, what: What, input: impl FnOnce(CallId) -> Input) -> Option<u64> {
         if matches!(what, What::Grant | What::Look | What::Lock) && self.member.is_overloaded() {
             self.answer(id, what, Err(Failure::Overloaded));
             return None;
@@ -410,7 +420,7 @@ impl Session {
         let call = self.stream.open_call(number);
         self.under_way.insert(number, UnderWay { place: id, call, what });
         self.is_over |= !self.stream.bring(input(call));
-        Some(call)
+        Some(number)
     }
 
     fn succeed(&mut self, request_id: Option<&RequestId>, key: &str, token: Revision) {

@@ -76,9 +76,11 @@ impl Session {
             (What::Confirm { .. } | What::KeepQueued { .. }, Err(_)) => self.set_due(id, Instant::now() + RETRY),
             (What::Renew { id: request_id, key, .. }, Err(failure)) => {
                 self.fail(request_id.as_ref(), &key, &in_words(&failure));
+                self.end_renewal(id);
             }
             (What::Unlock { id: request_id, key, token }, result) => {
                 self.unlocked(request_id.as_ref(), &key, token, result);
+                self.forget(id);
             }
             (What::Nothing, _) => {}
             (_, Err(failure)) => self.end(id, &in_words(&failure)),
@@ -133,15 +135,14 @@ impl Session {
             (_, Found::Held(token)) => {
                 self.open(lease);
                 self.by_token.insert(token, id);
-                self.set_stage(id, Stage::Held { token, renewed_at: Instant::now() }, None);
+                self.set_stage(id, Stage::Held { token, renewed_at: Instant::now(), is_renewing: false }, None);
                 self.ask_settled(id, first);
                 self.settle(id);
             }
             (CommandType::Release, Found::Waiting) => {
-                self.set_stage(id, Stage::Entering, None);
-                self.remove(id);
                 self.propose(id, What::Nothing, Command::LeaseRevoke { lease });
                 self.confirm_release(first.id.as_ref(), &first.pair.key, 0);
+                self.forget(id);
             }
             (_, Found::Waiting) => self.end(id, "not held yet: acquire it to go on waiting"),
             (_, Found::Lease) => self.end(id, NOT_HELD),
@@ -170,8 +171,8 @@ impl Session {
             ..Lock::default()
         };
         self.open(lease);
-        let Some(call) = self.call(id, What::Lock, |call| Input::Lock { call, lock }) else { return };
-        self.set_stage(id, Stage::Asking { call }, None);
+        let Some(number) = self.call(id, What::Lock, |call| Input::Lock { call, lock }) else { return };
+        self.set_stage(id, Stage::Asking { number }, None);
         if is_adopted {
             // Nobody has kept it alive for a while.
             self.keep_alive(id, What::KeepQueued { sent: Instant::now() });
@@ -180,9 +181,9 @@ impl Session {
 
     pub(super) fn queued(&mut self, id: PlaceId, ahead: usize) {
         let Some(place) = self.places.get(&id) else { return };
-        let Stage::Asking { call } = place.stage else { return };
+        let Stage::Asking { number } = place.stage else { return };
         let due = Instant::now() + place.third();
-        self.set_stage(id, Stage::Queued { call }, Some(due));
+        self.set_stage(id, Stage::Queued { number }, Some(due));
         self.tell_event(id, Told { event: Some("queued"), ahead: Some(ahead), ..Told::default() });
         self.settle(id);
     }
@@ -199,7 +200,7 @@ impl Session {
         let Some(place) = self.places.get(&id) else { return };
         let Stage::Confirming { token } = place.stage else { return };
         let (key, request_id) = (place.pair.key.clone(), place.request_id.clone());
-        self.set_stage(id, Stage::Held { token, renewed_at: sent }, None);
+        self.set_stage(id, Stage::Held { token, renewed_at: sent, is_renewing: false }, None);
         self.expect_warning(id, sent);
         self.succeed(request_id.as_ref(), &key, token);
         self.settle(id);
@@ -223,11 +224,20 @@ impl Session {
     /// Lost meanwhile is not renewed, whatever the lease says.
     fn renewed(&mut self, id: PlaceId, request_id: Option<&RequestId>, key: &str, sent: Instant) {
         let stage = self.places.get_mut(&id).map(|place| &mut place.stage);
-        let Some(Stage::Held { token, renewed_at }) = stage else { return self.fail(request_id, key, NOT_HELD) };
+        let Some(Stage::Held { token, renewed_at, .. }) = stage else { return self.fail(request_id, key, NOT_HELD) };
         *renewed_at = sent.max(*renewed_at);
         let (token, renewed_at) = (*token, *renewed_at);
         self.expect_warning(id, renewed_at);
         self.succeed(request_id, key, token);
+        self.end_renewal(id);
+    }
+
+    fn end_renewal(&mut self, id: PlaceId) {
+        let Some(place) = self.places.get_mut(&id) else { return };
+        if let Stage::Held { is_renewing, .. } = &mut place.stage {
+            *is_renewing = false;
+            self.settle(id);
+        }
     }
 
     fn unlocked(
