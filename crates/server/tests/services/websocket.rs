@@ -87,11 +87,11 @@ async fn an_open_connection_keeps_the_place_of_who_waits() {
     let mut bob = Socket::connect(server.address).await;
     ada.say(ACQUIRE, "jobs", "ada", MINUTE).await;
     ada.granted("jobs").await;
-    bob.say(ACQUIRE, "jobs", "bob", 500).await;
+    bob.say(ACQUIRE, "jobs", "bob", 1000).await;
     waiting(&mut native, "jobs", 1).await;
     // Whatever waits without being kept alive is over when a lease of three times its length is.
     let mut clock = Socket::connect(server.address).await;
-    clock.ask(ACQUIRE, "clock", "clock", 1500, "r").await;
+    clock.ask(ACQUIRE, "clock", "clock", 3000, "r").await;
     while clock.hear().await["event"] != "lost" {}
     assert_eq!(describe(&mut native, "jobs").await.waiters.len(), 1);
     ada.say(RELEASE, "jobs", "ada", MINUTE).await;
@@ -119,35 +119,61 @@ async fn a_plain_client_reads_nothing_but_grants() {
 }
 
 #[tokio::test]
-async fn who_sends_a_request_id_is_told_what_happens() {
+async fn who_sends_a_request_id_is_told_that_it_waits_and_what_it_lost() {
     let server = Server::start().await;
     let mut native = tenure_lock::client(&server);
     let mut ada = Socket::connect(server.address).await;
     let mut bob = Socket::connect(server.address).await;
-    ada.ask(ACQUIRE, "jobs", "ada", 1000, "a1").await;
-    let first = ada.hear().await["fencingToken"]["value"].as_i64().unwrap();
+    ada.say(ACQUIRE, "jobs", "ada", MINUTE).await;
+    ada.granted("jobs").await;
     bob.ask(ACQUIRE, "jobs", "bob", MINUTE, "b1").await;
     let queued = json!({
         "event": "queued", "ahead": 1, "fencingToken": {"key": "jobs", "value": 0}, "requestId": "b1"
     });
     assert_eq!(bob.hear().await, queued);
+    ada.say(RELEASE, "jobs", "ada", MINUTE).await;
+    let token = bob.hear().await["fencingToken"]["value"].as_i64().unwrap();
+    let force = ForceReleaseRequest { name: "jobs".to_owned(), fencing_token: token };
+    native.force_release(force).await.unwrap();
+    let lost = json!({
+        "event": "lost", "error": "an operator has ended it",
+        "fencingToken": {"key": "jobs", "value": token}, "requestId": "b1"
+    });
+    assert_eq!(bob.hear().await, lost);
+    bob.ask(RENEW, "jobs", "bob", MINUTE, "b2").await;
+    assert_eq!(bob.refused().await, "not held");
+}
+
+#[tokio::test]
+async fn a_lease_that_ends_is_announced_and_told() {
+    let server = Server::start().await;
+    let mut ada = Socket::connect(server.address).await;
+    ada.ask(ACQUIRE, "jobs", "ada", 1000, "a1").await;
+    let token = ada.hear().await["fencingToken"]["value"].as_i64().unwrap();
     let warning = ada.hear().await;
     assert_eq!((&warning["event"], &warning["requestId"]), (&json!("warning"), &json!("a1")));
     assert!(warning["remainingMs"].is_u64());
     let lost = json!({
         "event": "lost", "error": "its lease has expired",
-        "fencingToken": {"key": "jobs", "value": first}, "requestId": "a1"
+        "fencingToken": {"key": "jobs", "value": token}, "requestId": "a1"
     });
     assert_eq!(ada.hear().await, lost);
+    ada.say(ACQUIRE, "jobs", "ada", MINUTE).await;
+    assert!(ada.granted("jobs").await > token);
+}
 
-    let second = bob.hear().await["fencingToken"]["value"].as_i64().unwrap();
-    assert!(second > first);
-    let force = ForceReleaseRequest { name: "jobs".to_owned(), fencing_token: second };
-    native.force_release(force).await.unwrap();
-    let lost = bob.hear().await;
-    assert_eq!((&lost["event"], &lost["error"]), (&json!("lost"), &json!("an operator has ended it")));
-    bob.ask(RENEW, "jobs", "bob", MINUTE, "b2").await;
-    assert_eq!(bob.refused().await, "not held");
+#[tokio::test]
+async fn who_does_not_answer_a_ping_is_cut_off() {
+    let configure = |config: &mut tenure_server::config::Config| {
+        config.keepalive_interval = std::time::Duration::from_secs(5);
+        config.keepalive_timeout = std::time::Duration::from_secs(1);
+    };
+    let server = Server::start_with(configure).await;
+    let (mut silent, head) = ask_for_session(server.address, "").await;
+    assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
+    let mut heard = Vec::new();
+    timeout(PATIENCE, silent.read_to_end(&mut heard)).await.expect("in time").unwrap();
+    assert_eq!(heard, [0x89, 0], "a ping, and the end");
 }
 
 #[tokio::test]
