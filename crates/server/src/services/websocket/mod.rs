@@ -28,8 +28,8 @@ use tonic::transport::server::TcpConnectInfo;
 
 use self::session::Session;
 use self::socket::Patience;
+use super::ProcessWide;
 use super::authorize;
-use super::tenure_lock::Sessions;
 use crate::config::Config;
 use crate::http::plain_text;
 use crate::listen::{OpenConnection, Stopping};
@@ -41,7 +41,7 @@ pub use claims::Claims;
 pub struct WebSockets {
     pub member: Member,
     pub config: Arc<Config>,
-    pub sessions: Arc<Sessions>,
+    pub process_wide: Arc<ProcessWide>,
     pub claims: Arc<Claims>,
     pub stopping: Stopping,
 }
@@ -65,13 +65,13 @@ impl WebSockets {
         // The connection is one of its address until the WebSocket ends, and stopping waits for it.
         let open = request.extensions_mut().remove::<OpenConnection>();
         let upgrade = hyper::upgrade::on(&mut request);
-        let WebSockets { member, config, sessions, claims, stopping } = self.clone();
+        let WebSockets { member, config, process_wide, claims, stopping } = self.clone();
         tokio::spawn(async move {
             let upgraded = match upgrade.await {
                 Ok(upgraded) => upgraded,
                 Err(error) => return tracing::debug!(%error, "a WebSocket did not come about"),
             };
-            let session = Session::new(member, sessions, claims, address, config.limits.leases_per_client);
+            let session = Session::new(member, process_wide, claims, address, config.limits.leases_per_client);
             let patience = Patience { interval: config.keepalive_interval, timeout: config.keepalive_timeout };
             socket::serve(upgraded, session, patience, stopping).await;
             drop(open);

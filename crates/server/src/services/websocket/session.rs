@@ -26,8 +26,9 @@ use super::message::{CommandType, FencingToken, Request, RequestId, Told, Unread
 use super::place::{Place, PlaceId, Stage};
 use crate::calls::{OpenSession, SessionMail};
 use crate::member::Member;
+use crate::services::ProcessWide;
+use crate::services::tenure_lock::Connected;
 use crate::services::tenure_lock::describe::{end_in_words, now_unix_ms};
-use crate::services::tenure_lock::{Connected, Sessions};
 use walk::too_long;
 
 /// Calls under way at once, beside those that wait for their turn; beyond it no more requests are read.
@@ -45,7 +46,7 @@ const RESUMED: &str = "the client has come back on another connection, which has
 
 pub struct Session {
     member: Member,
-    sessions: Arc<Sessions>,
+    process_wide: Arc<ProcessWide>,
     claims: Arc<Claims>,
     stream: OpenSession,
     connected: Connected,
@@ -108,7 +109,7 @@ enum Found {
 impl Session {
     pub fn new(
         member: Member,
-        sessions: Arc<Sessions>,
+        process_wide: Arc<ProcessWide>,
         claims: Arc<Claims>,
         address: Option<SocketAddr>,
         most_places: usize,
@@ -119,7 +120,7 @@ impl Session {
             Connected { stream: stream.stream, address, since_unix_ms: now_unix_ms, last_seen_unix_ms: now_unix_ms };
         Session {
             member,
-            sessions,
+            process_wide,
             claims,
             stream,
             connected,
@@ -206,6 +207,8 @@ impl Session {
 
     pub fn hear(&mut self, mail: SessionMail) {
         match mail {
+            // It watches nothing.
+            SessionMail::LockWatch(_) => {}
             SessionMail::Answer { number, answer } => {
                 if let Some(UnderWay { place, what, .. }) = self.under_way.remove(&number) {
                     self.answer(place, what, answer.result);
@@ -285,7 +288,7 @@ impl Session {
                     if let Stage::Held { is_renewing, .. } = &mut place.stage {
                         *is_renewing = true;
                     }
-                    self.sessions.seen(place.lease);
+                    self.process_wide.sessions.seen(place.lease);
                     let what = What::Renew { id: request.id, key: request.pair.key, sent: Instant::now() };
                     self.keep_alive(id, what);
                 }
@@ -370,13 +373,13 @@ impl Session {
 
     /// From here on the replica tells this connection what becomes of the lease.
     fn open(&self, lease: LeaseId) {
-        self.sessions.enter(lease, self.connected);
+        self.process_wide.sessions.enter(lease, self.connected);
         self.stream.bring(Input::SessionOpened { stream: self.stream.stream, lease });
     }
 
     fn close(&self, place: &Place) {
         self.stream.bring(Input::SessionClosed { stream: self.stream.stream, lease: place.lease });
-        self.sessions.leave(place.lease, self.stream.stream);
+        self.process_wide.sessions.leave(place.lease, self.stream.stream);
         self.claims.give_up(&place.pair, self.stream.stream);
     }
 
