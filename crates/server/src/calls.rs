@@ -29,6 +29,13 @@ pub(crate) struct Mail {
     pub(crate) lock_notices: Vec<(StreamId, LockNotice)>,
 }
 
+/// Mail that has come for a runtime.
+struct Incoming {
+    mail: mpsc::UnboundedReceiver<Mail>,
+    /// To be delivered at the next turn, before anything newer.
+    kept: Option<Mail>,
+}
+
 /// What the stream of a session, or of watches on locks, hears of the replica.
 pub(crate) enum SessionMail {
     Answer { number: u64, answer: Answer },
@@ -171,8 +178,9 @@ impl Mailbox {
     }
 
     /// Runs on the mailbox's own runtime until the replica is gone.
-    pub(crate) async fn distribute(self, mut mail: mpsc::UnboundedReceiver<Mail>) {
-        std::future::poll_fn(|context| self.poll_distribute(&mut mail, context)).await;
+    pub(crate) async fn distribute(self, mail: mpsc::UnboundedReceiver<Mail>) {
+        let mut incoming = Incoming { mail, kept: None };
+        std::future::poll_fn(|context| self.poll_distribute(&mut incoming, context)).await;
         let mut waiting = self.lock();
         waiting.closed = true;
         waiting.streams.clear();
@@ -185,12 +193,15 @@ impl Mailbox {
         }
     }
 
-    fn poll_distribute(&self, mail: &mut mpsc::UnboundedReceiver<Mail>, context: &mut Context<'_>) -> Poll<()> {
+    fn poll_distribute(&self, incoming: &mut Incoming, context: &mut Context<'_>) -> Poll<()> {
         {
             let mut waiting = self.lock();
             match &mut waiting.distributor {
                 Some(known) if known.will_wake(context.waker()) => {}
                 distributor => *distributor = Some(context.waker().clone()),
+            }
+            if let Some(mail) = incoming.kept.take() {
+                waiting.deliver(mail);
             }
             if std::mem::take(&mut waiting.brought) {
                 drop(waiting);
@@ -202,34 +213,25 @@ impl Mailbox {
             }
         }
         loop {
-            let Mail { grants, answers, queued, notices, sessions, lock_notices } = match mail.poll_recv(context) {
+            let mut mail = match incoming.mail.poll_recv(context) {
                 Poll::Ready(Some(mail)) => mail,
                 Poll::Ready(None) => return Poll::Ready(()),
                 Poll::Pending => return Poll::Pending,
             };
             let mut waiting = self.lock();
-            for (call, answer) in grants.into_iter().chain(answers) {
+            let grants = std::mem::take(&mut mail.grants);
+            let has_granted = !grants.is_empty();
+            for (call, answer) in grants {
                 waiting.fill(call, answer);
             }
-            for (call, ahead) in queued {
-                waiting.note_queued(call, ahead);
+            // The tasks that were granted something run before those that hear the rest: one turn of the
+            // runtime, in which the grant is on its way already.
+            if has_granted && !mail.is_empty() {
+                incoming.kept = Some(mail);
+                context.waker().wake_by_ref();
+                return Poll::Pending;
             }
-            for (stream, notice) in sessions {
-                if let Some(sender) = waiting.sessions.get(&stream) {
-                    let _ = sender.send(SessionMail::Notice(notice));
-                }
-            }
-            for (stream, notice) in lock_notices {
-                if let Some(sender) = waiting.sessions.get(&stream) {
-                    let _ = sender.send(SessionMail::LockWatch(notice));
-                }
-            }
-            for (stream, notice) in notices {
-                if let Some(sender) = waiting.streams.get(&stream) {
-                    // A stream that was dropped meanwhile says so to the replica itself.
-                    let _ = sender.send(notice);
-                }
-            }
+            waiting.deliver(mail);
         }
     }
 
@@ -239,6 +241,32 @@ impl Mailbox {
 }
 
 impl Waiting {
+    fn deliver(&mut self, mail: Mail) {
+        let Mail { grants, answers, queued, notices, sessions, lock_notices } = mail;
+        for (call, answer) in grants.into_iter().chain(answers) {
+            self.fill(call, answer);
+        }
+        for (call, ahead) in queued {
+            self.note_queued(call, ahead);
+        }
+        for (stream, notice) in sessions {
+            if let Some(sender) = self.sessions.get(&stream) {
+                let _ = sender.send(SessionMail::Notice(notice));
+            }
+        }
+        for (stream, notice) in lock_notices {
+            if let Some(sender) = self.sessions.get(&stream) {
+                let _ = sender.send(SessionMail::LockWatch(notice));
+            }
+        }
+        for (stream, notice) in notices {
+            if let Some(sender) = self.streams.get(&stream) {
+                // A stream that was dropped meanwhile says so to the replica itself.
+                let _ = sender.send(notice);
+            }
+        }
+    }
+
     fn fill(&mut self, call: CallId, answer: Answer) {
         let (slot, generation) = slot_of(call);
         if let Some(found) = self.calls.get_mut(slot)
