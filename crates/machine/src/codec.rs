@@ -76,7 +76,8 @@ fn encode_command(command: &Command, into: &mut Vec<u8>) {
             }
         }
         Command::Lock(lock) => {
-            into.push(8);
+            // 8 was a lock before there were several names and sessions.
+            into.push(16);
             encode_lock(lock, into);
         }
         Command::Leave(leave) => {
@@ -241,7 +242,7 @@ fn encode_op(op: &Op, into: &mut Vec<u8>) {
 }
 
 fn encode_lock(lock: &Lock, into: &mut Vec<u8>) {
-    into.push(flags([lock.overwrite, lock.try_once]));
+    into.push(flags([lock.overwrite]));
     put_bytes(into, &lock.name);
     put_signed(into, lock.lease);
     into.extend_from_slice(&lock.call.to_le_bytes());
@@ -250,6 +251,7 @@ fn encode_lock(lock: &Lock, into: &mut Vec<u8>) {
         put_bytes(into, bytes);
     }
     encode_names(&lock.more_names, into);
+    into.push(flags([lock.try_once]));
     put_varint(into, lock.epoch);
 }
 
@@ -370,7 +372,7 @@ impl Decoder<'_> {
                 let leases = (0..count).map(|_| self.reader.signed()).collect::<ReadResult<_>>()?;
                 Command::LeaseExpire { term, leases }
             }
-            8 => Command::Lock(self.lock()?),
+            8 => Command::Lock(self.first_lock()?),
             9 => Command::Leave(Leave { key: self.bytes()?, call: self.call()? }),
             10 => {
                 let raised = self.reader.flag()?;
@@ -386,6 +388,7 @@ impl Decoder<'_> {
             13 => Command::ForceRelease { name: self.bytes()?, token: self.reader.signed()? },
             14 => Command::ForgetLock { name: self.bytes()? },
             15 => Command::ResumeSession { lease: self.reader.signed()? },
+            16 => Command::Lock(self.lock()?),
             _ => return Err("unknown command"),
         })
     }
@@ -504,7 +507,13 @@ impl Decoder<'_> {
     }
 
     fn lock(&mut self) -> ReadResult<Lock> {
-        let [overwrite, try_once] = self.flags()?;
+        let lock = self.first_lock()?;
+        let (more_names, [try_once], epoch) = (self.names()?, self.flags()?, self.reader.varint()?);
+        Ok(Lock { more_names, try_once, epoch, ..lock })
+    }
+
+    fn first_lock(&mut self) -> ReadResult<Lock> {
+        let [overwrite] = self.flags()?;
         Ok(Lock {
             name: self.bytes()?,
             lease: self.reader.signed()?,
@@ -515,9 +524,7 @@ impl Decoder<'_> {
             owner: self.bytes()?,
             holder: self.bytes()?,
             metadata: self.bytes()?,
-            more_names: self.names()?,
-            try_once,
-            epoch: self.reader.varint()?,
+            ..Lock::default()
         })
     }
 

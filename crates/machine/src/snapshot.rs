@@ -29,7 +29,9 @@ use crate::lock::{LockEntry, RecentHolder};
 use crate::{EventKind, KeyValue, LeaseId, LockEnd, MemberId, Revision, SharedBytes, View};
 
 /// The format of snapshots that this code writes, and the newest that it reads.
-pub const FORMAT: u8 = 1;
+pub const FORMAT: u8 = 2;
+/// Before there were sessions, slots and several names.
+const FIRST_FORMAT: u8 = 1;
 
 /// The view as a sequence of chunks of about `target_bytes` each, every one decodable by itself.
 pub fn chunks(view: View, target_bytes: usize) -> impl Iterator<Item = Vec<u8>> {

@@ -221,3 +221,15 @@ fn a_snapshot_with_a_chunk_missing_twice_or_out_of_order_is_refused() {
     swapped.swap(2, 3);
     assert!(restore(&swapped).is_err());
 }
+
+#[test]
+fn a_lock_from_before_there_were_several_names_is_still_read() {
+    let envelope = Envelope { wall_ms: 7, origin: None, command: lock("l", 1) };
+    let mut bytes = Vec::new();
+    codec::encode(&envelope, &mut bytes);
+    // Its tag was 8, and it ended before names, flags and epoch.
+    let tag = bytes.iter().position(|byte| *byte == 16).unwrap();
+    bytes[tag] = 8;
+    assert_eq!(bytes.split_off(bytes.len() - 3), [0, 0, 0]);
+    assert_eq!(codec::decode(bytes.into()).unwrap(), envelope);
+}

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use imbl::{OrdSet, Vector};
 
-use super::{FORMAT, SnapshotError, tag};
+use super::{FIRST_FORMAT, FORMAT, SnapshotError, tag};
 use crate::codec::{decode_alarm, decode_member, decode_mode};
 use crate::encoding::{ReadResult, Reader};
 use crate::hash::RecordHasher;
@@ -29,6 +29,7 @@ pub struct Restore {
     /// The revision that the events so far belong to.
     pending: Revision,
     events: Vec<Event>,
+    is_first_format: bool,
 }
 
 impl Restore {
@@ -40,6 +41,7 @@ impl Restore {
             last_tag: 0,
             pending: 0,
             events: Vec::new(),
+            is_first_format: false,
         }
     }
 
@@ -60,7 +62,7 @@ impl Restore {
     fn read_chunk(&mut self, bytes: &[u8]) -> ReadResult<()> {
         let mut reader = Reader::new(bytes);
         match reader.byte()? {
-            FORMAT => {}
+            format @ FIRST_FORMAT..=FORMAT => self.is_first_format = format == FIRST_FORMAT,
             0 => return Err("not a snapshot"),
             _ => return Err("written in a newer format than this version can read"),
         }
@@ -101,7 +103,8 @@ impl Restore {
             tag::ORIGIN => self.origin(&mut reader)?,
             tag::LEASE => {
                 let (lease, ttl_ms, wall_ms) = (reader.signed()?, reader.varint()?, reader.varint()?);
-                let (client, epoch) = (shared(reader.bytes()?), reader.varint()?);
+                let client = shared(reader.bytes()?);
+                let epoch = if self.is_first_format { 0 } else { reader.varint()? };
                 self.view.leases.restore(lease, ttl_ms, wall_ms, client, epoch);
             }
             tag::BASE => self.base(&mut reader)?,
@@ -239,9 +242,9 @@ impl Restore {
                 let wall_ms = reader.varint()?;
                 is_set.then_some(wall_ms)
             },
-            slot: reader.small()?,
+            slot: if self.is_first_format { 0 } else { reader.small()? },
             together: {
-                let names = reader.count()?;
+                let names = if self.is_first_format { 0 } else { reader.count()? };
                 (0..names).map(|_| reader.bytes().map(Bytes::copy_from_slice)).collect::<ReadResult<_>>()?
             },
         };
