@@ -3,6 +3,7 @@
 mod servers;
 
 use std::cell::RefCell;
+use std::sync::Barrier;
 use std::thread;
 
 use servers::{Postgres, Psql, left_out};
@@ -124,15 +125,18 @@ fn concurrent_connections_never_write_behind_a_higher_token() {
         "UPDATE counters SET value = value + 1, token = $2 WHERE key = $1 AND EXISTS (SELECT FROM bar)",
     )
     .unwrap();
+    let round_begins = Barrier::new(WRITERS as usize);
     let admitted: u64 = thread::scope(|scope| {
         let writers: Vec<_> = (0..WRITERS)
             .map(|writer| {
-                let (postgres, log, count) = (&postgres, &log, &count);
+                let (postgres, log, count, round_begins) = (&postgres, &log, &count, &round_begins);
                 scope.spawn(move || {
                     let mut psql = postgres.connect();
                     let mut admitted = 0;
                     for round in 0..ROUNDS {
-                        // All of them near each other, in another order each time, so that they meet.
+                        // All of them near each other, in another order each time, so that they meet. The highest
+                        // of each round is higher than all before it, so at least that one is admitted.
+                        round_begins.wait();
                         let value = (round * 3 + (writer * 5 + round) % WRITERS + 1).to_string();
                         let written = psql.run(&filled(log, &["'log'", &value, "NULL"]));
                         assert!(written == [format!("{value},1")] || written == [",0"], "{written:?}");
@@ -149,7 +153,7 @@ fn concurrent_connections_never_write_behind_a_higher_token() {
     let order: Vec<u64> =
         psql.run("SELECT token FROM writes ORDER BY number").iter().map(|row| row.parse().unwrap()).collect();
     assert!(order.is_sorted(), "a write with a lower token came after one with a higher token: {order:?}");
-    assert!(order.len() > ROUNDS as usize, "hardly anything was written");
+    assert!(order.len() >= ROUNDS as usize, "hardly anything was written");
     let highest = psql.run(&filled(HIGHEST, &["'a'"])).remove(0);
     assert_eq!(psql.run("SELECT value, token FROM counters"), [format!("{admitted},{highest}")], "no update was lost");
 }
