@@ -7,6 +7,7 @@ empty one, so that both sides start a section at revision 1.
 
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -69,15 +70,20 @@ _ports_lock = threading.Lock()
 
 
 def free_port():
-    """A loopback port nobody listens on, and never the same one twice in a run."""
+    """A loopback port nobody listens on, never the same one twice in a run, and below those
+    that Linux gives to outgoing connections, which would take it before the server does."""
     with _ports_lock:
         while True:
+            port = random.randrange(20_000, 32_000)
+            if port in _handed_out:
+                continue
+            _handed_out.add(port)
             with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = probe.getsockname()[1]
-            if port not in _handed_out:
-                _handed_out.add(port)
-                return port
+                try:
+                    probe.bind(("127.0.0.1", port))
+                except OSError:
+                    continue
+            return port
 
 
 def etcd_command(port, peer_port, data_dir):

@@ -23,7 +23,7 @@ async fn start() -> Running {
 #[tokio::test]
 async fn the_next_endpoint_is_tried_when_one_refuses() {
     let running = start().await;
-    let gone = format!("127.0.0.1:{}", support::free_port());
+    let gone = support::own_address();
     let client = Client::connect(&format!("{gone},{}", running.server.address)).await.unwrap();
     client.put(("a", "1")).await.expect("nothing was sent to the first, so even a write goes on");
     assert_eq!(client.get("a").await.unwrap().pairs[0].value, "1");

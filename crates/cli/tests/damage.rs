@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use support::{Server, free_port};
+use support::{Server, own_address};
 use tenure_api::etcdserverpb::kv_client::KvClient;
 use tenure_api::etcdserverpb::{PutRequest, RangeRequest};
 use tonic::transport::{Channel, Endpoint};
@@ -67,7 +67,7 @@ async fn a_flipped_bit_in_the_middle_stops_the_start_with_file_and_offset() {
     let middle = (written / 2) as usize;
     let value = bytes[middle..].windows(8).position(|window| window == b"vvvvvvvv").expect("a value");
     change_byte(&file, (middle + value) as u64);
-    let mut server = Server::spawn(directory.path(), format!("127.0.0.1:{}", free_port()), &[]);
+    let mut server = Server::spawn(directory.path(), own_address(), &[]);
     assert_eq!(server.wait(), Some(1));
     let said = server.stderr();
     let name = file.file_name().unwrap().to_str().unwrap();
@@ -133,7 +133,7 @@ async fn a_full_disk_stops_the_member_and_loses_nothing() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    let address = format!("127.0.0.1:{}", free_port());
+    let address = own_address();
     let script = r#"
         set -e
         mount -t tmpfs -o size=220m none "$DIRECTORY"

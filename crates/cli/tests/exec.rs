@@ -140,7 +140,7 @@ fn the_exit_code_is_the_commands_own() {
 
 #[test]
 fn failures_of_its_own_are_told_from_the_commands() {
-    let gone = format!("127.0.0.1:{}", support::free_port());
+    let gone = support::own_address();
     let said = shell::tenure(&["--endpoints", &gone, "exec", "a", "--", "true"]).failed(125);
     assert!(said.contains("connection refused") && said.contains("tenure serve"), "{said}");
     for (arguments, reason) in [

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
 use shell::tenure;
-use support::{Server, free_port};
+use support::{Server, own_address};
 
 #[test]
 fn it_stops_cleanly_on_a_signal_and_keeps_what_it_had() {
@@ -31,7 +31,7 @@ fn mistakes_at_start_are_one_sentence_with_what_to_do() {
     let server = Server::start_in(&data);
     let (data, other) = (data.to_str().unwrap(), directory.path().join("other"));
     let other = other.to_str().unwrap();
-    let (free, peer) = (format!("127.0.0.1:{}", free_port()), format!("127.0.0.1:{}", free_port()));
+    let (free, peer) = (own_address(), own_address());
     let foreign = directory.path().join("foreign");
     std::fs::create_dir(&foreign).unwrap();
     std::fs::write(foreign.join("thesis.txt"), "mine").unwrap();
@@ -59,7 +59,7 @@ fn mistakes_at_start_are_one_sentence_with_what_to_do() {
 fn settings_come_from_flags_then_environment_then_file() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("tenure.toml");
-    let peer = format!("127.0.0.1:{}", free_port());
+    let peer = own_address();
     let text = format!("data-dir = \"{}\"\npeer-listen = \"{peer}\"\nnmae = \"typo\"\n", directory.path().display());
     std::fs::write(&file, text).unwrap();
     let said = tenure(&["serve", "--config", file.to_str().unwrap()]).failed(1);
@@ -80,7 +80,7 @@ fn systemd_is_told_when_it_is_ready_and_when_it_stops() {
     let mut child = support::tenure()
         .arg("serve")
         .args(["--data-dir", directory.path().join("data").to_str().unwrap()])
-        .args(["--listen", "127.0.0.1:0", "--peer-listen", &format!("127.0.0.1:{}", free_port())])
+        .args(["--listen", "127.0.0.1:0", "--peer-listen", &own_address()])
         .env("NOTIFY_SOCKET", &path)
         .stderr(std::process::Stdio::null())
         .spawn()

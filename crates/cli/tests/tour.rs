@@ -154,7 +154,7 @@ fn status_shows_each_endpoint_and_fails_for_one_that_is_gone() {
     let tour = Tour::start();
     let status = tour.tenure(&["status"]).ok();
     assert!(status.starts_with("ENDPOINT") && status.contains("leader"), "{status}");
-    let gone = format!("127.0.0.1:{}", support::free_port());
+    let gone = support::own_address();
     let both = format!("{},{gone}", tour.server.address);
     let said = shell::tenure(&["status", "-o", "json", "--endpoints", &both]);
     assert_eq!(said.code, Some(1));

@@ -6,7 +6,7 @@ mod support;
 use std::net::TcpListener;
 
 use shell::{run, tenure, tenure_reading};
-use support::free_port;
+use support::own_address;
 
 const VERBS: &[&[&str]] = &[
     &["serve"],
@@ -88,7 +88,7 @@ fn wrong_command_lines_end_with_2_and_say_why() {
 
 #[test]
 fn a_refused_connection_is_named_with_what_to_do() {
-    let endpoint = format!("127.0.0.1:{}", free_port());
+    let endpoint = own_address();
     for verb in [
         &["get", "a"][..],
         &["put", "a", "b"],
@@ -115,7 +115,7 @@ fn a_refused_connection_is_named_with_what_to_do() {
 
 #[test]
 fn endpoints_stand_before_or_after_the_verb_or_in_the_environment_or_in_a_file() {
-    let ports: Vec<String> = (0..4).map(|_| format!("127.0.0.1:{}", free_port())).collect();
+    let ports: Vec<String> = (0..4).map(|_| own_address()).collect();
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("tenure.toml");
     std::fs::write(&file, format!("[client]\nendpoints = [\"{}\"]\n", ports[3])).unwrap();
@@ -134,7 +134,7 @@ fn endpoints_stand_before_or_after_the_verb_or_in_the_environment_or_in_a_file()
 
 #[test]
 fn every_endpoint_that_fails_is_named() {
-    let (first, second) = (format!("127.0.0.1:{}", free_port()), format!("127.0.0.1:{}", free_port()));
+    let (first, second) = (own_address(), own_address());
     let said = tenure(&["get", "a", "--endpoints", &format!("{first},{second}")]).failed(1);
     assert!(said.contains(&first) && said.contains(&second) && said.contains("any of 2 endpoints"), "{said}");
 }

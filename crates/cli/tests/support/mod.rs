@@ -3,8 +3,12 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::{TcpListener, TcpStream};
+use std::ops::Range;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -22,6 +26,9 @@ pub struct Server {
 /// Nothing of a test may wait longer than this.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Linux gives outgoing connections 32768 and up.
+const PORTS: Range<u16> = 20_000..32_000;
+
 pub fn tenure() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tenure"));
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("TENURE_")) {
@@ -30,8 +37,24 @@ pub fn tenure() -> Command {
     command
 }
 
-pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+/// An address that belongs to this test process until it ends. A port that the kernel picked would be free
+/// again at once, for another test's server or for any outgoing connection; these stand below the ports of
+/// outgoing connections, and a name in the abstract namespace keeps other test processes away.
+pub fn own_address() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    static CLAIMS: Mutex<Vec<UnixDatagram>> = Mutex::new(Vec::new());
+    for _ in 0..PORTS.len() {
+        let turn = NEXT.fetch_add(1, Ordering::Relaxed);
+        let offset = std::process::id().wrapping_mul(97).wrapping_add(turn) % PORTS.len() as u32;
+        let port = PORTS.start + offset as u16;
+        let claim = SocketAddr::from_abstract_name(format!("tenure-test-port-{port}")).unwrap();
+        let Ok(claim) = UnixDatagram::bind_addr(&claim) else { continue };
+        CLAIMS.lock().unwrap().push(claim);
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return format!("127.0.0.1:{port}");
+        }
+    }
+    panic!("no free port");
 }
 
 impl Server {
@@ -41,17 +64,9 @@ impl Server {
     }
 
     pub fn start_with(directory: &Path, flags: &[&str]) -> Server {
-        // Another process may take a free port before the server does: then it is tried with another.
-        for _ in 0..5 {
-            let address = format!("127.0.0.1:{}", free_port());
-            let mut server = Server::spawn(directory, address, flags);
-            if server.is_ready() {
-                return server;
-            }
-            let said = server.stderr();
-            assert!(said.contains("in use"), "the server did not start:\n{said}");
-        }
-        panic!("no free port");
+        let mut server = Server::spawn(directory, own_address(), flags);
+        assert!(server.is_ready(), "the server did not start:\n{}", server.stderr());
+        server
     }
 
     /// Kills it and starts it again, at the same address and on the same directory.
@@ -68,7 +83,7 @@ impl Server {
         let mut child = tenure()
             .arg("serve")
             .args(["--data-dir", directory.to_str().unwrap()])
-            .args(["--listen", &address, "--peer-listen", &format!("127.0.0.1:{}", free_port())])
+            .args(["--listen", &address, "--peer-listen", &own_address()])
             .args(flags)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
