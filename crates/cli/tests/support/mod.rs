@@ -1,6 +1,9 @@
 //! A real server process for a test: its own port, its own directory, gone when dropped.
 #![allow(dead_code)]
 
+pub mod place;
+pub mod proxy;
+
 use std::io::{BufRead, BufReader, Read};
 use std::net::{TcpListener, TcpStream};
 use std::ops::Range;
@@ -13,6 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use tonic::transport::{Channel, Endpoint};
 
 pub struct Server {
@@ -24,7 +28,7 @@ pub struct Server {
 }
 
 /// Nothing of a test may wait longer than this.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Linux gives outgoing connections 32768 and up.
 const PORTS: Range<u16> = 20_000..32_000;
@@ -35,6 +39,14 @@ pub fn tenure() -> Command {
         command.env_remove(name);
     }
     command
+}
+
+pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !condition() {
+        assert!(began.elapsed() < PATIENCE, "waited in vain until {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// An address that belongs to this test process until it ends. A port that the kernel picked would be free
@@ -136,6 +148,10 @@ impl Server {
         self.child.id()
     }
 
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
     pub fn stderr(&self) -> String {
         self.stderr.lock().unwrap().clone()
     }
@@ -148,8 +164,7 @@ impl Server {
 
     /// SIGTERM; gives its exit code.
     pub fn terminate(&mut self) -> Option<i32> {
-        let id = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(id, rustix::process::Signal::TERM).unwrap();
+        self.signal(Signal::TERM);
         self.wait()
     }
 
