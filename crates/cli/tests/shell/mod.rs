@@ -35,6 +35,16 @@ impl Said {
         assert_eq!(self.stdout, "", "a failure writes no data");
         self.stderr
     }
+
+    /// A failure whose one sentence says all of this.
+    #[track_caller]
+    pub fn failed_for(self, code: i32, reasons: &[&str]) {
+        let said = self.failed(code);
+        let error = said.lines().find(|line| line.starts_with("error: ")).unwrap_or_else(|| panic!("{said}"));
+        for reason in reasons {
+            assert!(error.to_lowercase().contains(&reason.to_lowercase()), "{reason} is not in: {error}");
+        }
+    }
 }
 
 /// Verbs that go to the server of the place.

@@ -3,6 +3,7 @@
 
 pub mod place;
 pub mod proxy;
+pub mod store;
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::{TcpListener, TcpStream};
