@@ -20,6 +20,7 @@ mod pairs;
 mod people;
 mod put;
 mod serve;
+mod serving;
 mod sessions;
 mod snapshot;
 mod status;
@@ -65,7 +66,7 @@ pub enum Verb {
 /// What a verb has to say about its command line beyond what its arguments can express.
 pub fn check(matches: &ArgMatches) -> anyhow::Result<()> {
     match matches.subcommand() {
-        Some((verb @ ("serve" | "datastore"), matches)) => serve::refuse_client_options(verb, matches),
+        Some((verb @ ("serve" | "datastore"), matches)) => serving::refuse_client_options(verb, matches),
         _ => Ok(()),
     }
 }
