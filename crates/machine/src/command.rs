@@ -310,3 +310,20 @@ pub struct Member {
     pub client_urls: Vec<String>,
     pub learner: bool,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_ends_where_its_last_byte_is_one_more() {
+        let prefix = |bytes: &'static [u8]| match Keys::prefix(Bytes::from_static(bytes)) {
+            Keys::Span { to, .. } => to,
+            Keys::One(_) => panic!("a prefix is a span"),
+        };
+        assert_eq!(prefix(b"ab").as_deref(), Some(&b"ac"[..]));
+        assert_eq!(prefix(b"a\xff\xff").as_deref(), Some(&b"b"[..]));
+        assert_eq!(prefix(b"\xff\xff"), None);
+        assert_eq!(prefix(b""), None);
+    }
+}

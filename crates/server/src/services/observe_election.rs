@@ -19,7 +19,7 @@ use tonic::Status;
 use super::leader::LeaderLoss;
 use super::produced::Emitter;
 use super::watch::interest::{Batch, Interest};
-use super::{Shared, answer, convert, election, errors};
+use super::{Shared, answer, election, errors};
 use crate::member::WatchStream;
 
 pub async fn observe(
@@ -75,7 +75,7 @@ async fn find(shared: &Shared, name: &Bytes) -> Result<Option<Leading>, Status> 
     // A view must not be held while waiting: it keeps alive whatever is changed meanwhile.
     drop(at);
     let entries = Bytes::from([name, &b"/"[..]].concat());
-    let mut changes = Changes::start(shared, convert::prefix(entries), revision + 1);
+    let mut changes = Changes::start(shared, Keys::prefix(entries), revision + 1);
     loop {
         match changes.next().await? {
             Change::Put { kv, term } if is_entry(&kv, name) => {
