@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tenure_machine::snapshot::{self, Restore};
-use tenure_machine::{Command, Envelope, Keys, Lock, Machine, Mode, Put, RangeQuery, Txn};
+use tenure_machine::{Command, Envelope, Keys, Lock, Machine, Put, RangeQuery, Txn};
 
 fn main() {
     let mut arguments = std::env::args().skip(1).map(|argument| argument.parse::<u64>().expect("a number"));
@@ -131,12 +131,6 @@ fn lock(name: &str, lease: i64) -> Command {
         name: Bytes::copy_from_slice(name.as_bytes()),
         lease,
         call: lease as u128,
-        mode: Mode::Exclusive,
-        value: Bytes::new(),
-        overwrite: false,
-        owner: Bytes::new(),
-        holder: Bytes::new(),
-        metadata: Bytes::new(),
         ..Default::default()
     })
 }

@@ -31,18 +31,7 @@ fn put(key: impl Into<Bytes>, lease: LeaseId) -> Put {
 }
 
 fn lock(name: impl Into<Bytes>, lease: LeaseId) -> Command {
-    Command::Lock(Lock {
-        name: name.into(),
-        lease,
-        call: 1,
-        mode: Mode::Exclusive,
-        value: Bytes::new(),
-        overwrite: false,
-        owner: Bytes::new(),
-        holder: Bytes::new(),
-        metadata: Bytes::new(),
-        ..Default::default()
-    })
+    Command::Lock(Lock { name: name.into(), lease, call: 1, ..Default::default() })
 }
 
 /// `levels` transactions within each other, the innermost with one put.

@@ -192,18 +192,8 @@ impl Cluster {
     }
 
     pub fn lock(&mut self, member: MemberId, lease: LeaseId) -> CallId {
-        let lock = Lock {
-            name: Bytes::from_static(b"job"),
-            lease,
-            call: u128::from(self.next_call),
-            mode: Mode::Exclusive,
-            value: Bytes::new(),
-            overwrite: false,
-            owner: Bytes::new(),
-            holder: Bytes::new(),
-            metadata: Bytes::new(),
-            ..Default::default()
-        };
+        let lock =
+            Lock { name: Bytes::from_static(b"job"), lease, call: u128::from(self.next_call), ..Default::default() };
         self.ask(member, Asked::Lock, |call| Input::Lock { call, lock })
     }
 
