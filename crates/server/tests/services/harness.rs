@@ -20,6 +20,7 @@ use tenure_api::v3lockpb::lock_client::LockClient;
 use tenure_server::config::Config;
 use tenure_server::run::{RunError, run_with};
 use tokio::sync::oneshot;
+use tokio::time::timeout;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
@@ -123,6 +124,19 @@ impl Server {
     pub async fn get(&self, key: impl Into<Bytes>) -> Option<KeyValue> {
         let request = RangeRequest { key: key.into(), ..Default::default() };
         self.kv().range(request).await.unwrap().into_inner().kvs.pop()
+    }
+
+    /// Waits until so many stand in the queue of a lock or an election.
+    pub async fn until_entries(&self, name: &str, count: i64) {
+        let (key, range_end) = (format!("{name}/").into(), format!("{name}0").into());
+        let entries = RangeRequest { key, range_end, ..Default::default() };
+        timeout(PATIENCE, async {
+            while self.kv().range(entries.clone()).await.unwrap().into_inner().count != count {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await
+        .expect("in time");
     }
 
     pub async fn compact(&self, revision: i64) {
