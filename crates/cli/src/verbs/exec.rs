@@ -20,6 +20,7 @@ use rustix::process::Signal;
 use tenure_client::{CancelAt, Client, LockError, LockGuard};
 
 use super::asking::{Asking, short, warn_of_short_ttl};
+use super::holding::{BUSY, FAREWELL, LOST};
 use crate::settings::{Global, Session};
 use child::Running;
 use signals::{Signals, parse_signal};
@@ -44,15 +45,12 @@ Exit codes:
 The command sees TENURE_LOCK (the name), TENURE_TOKEN (the fencing token, to be handed to every storage
 that the lock protects) and TENURE_LEASE.";
 
-const LOCK_LOST: u8 = 122;
 const FAILED: u8 = 125;
-/// How long the end may take to give back what is held.
-const FAREWELL: Duration = Duration::from_secs(5);
 /// What is lost is most often so because nobody hears us.
 const SHORT_FAREWELL: Duration = Duration::from_millis(500);
 
 fn farewell(code: Option<u8>) -> Duration {
-    if code == Some(LOCK_LOST) { SHORT_FAREWELL } else { FAREWELL }
+    if code == Some(LOST) { SHORT_FAREWELL } else { FAREWELL }
 }
 
 /// Run a command while holding a lock
@@ -72,7 +70,7 @@ pub struct Exec {
     #[arg(long, value_name = "NAME", default_value = "TERM", value_parser = parse_signal)]
     signal: Signal,
     /// Exit code if the lock is busy
-    #[arg(short = 'E', long, value_name = "CODE", default_value_t = 75)]
+    #[arg(short = 'E', long, value_name = "CODE", default_value_t = BUSY)]
     busy_code: u8,
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
@@ -141,10 +139,10 @@ impl Exec {
         let released = tokio::time::timeout(farewell, guard.release()).await;
         match (ended?, released) {
             (code, Ok(Ok(()))) => Ok(code),
-            (LOCK_LOST, _) => Ok(LOCK_LOST),
+            (LOST, _) => Ok(LOST),
             (_, Ok(Err(LockError::Lost(lost)))) => {
                 crate::report(&lost.into());
-                Ok(LOCK_LOST)
+                Ok(LOST)
             }
             (code, Ok(Err(error))) => {
                 eprintln!("the lock ends with its lease, within {}: {error}", format_duration(self.asking.ttl));
@@ -220,7 +218,7 @@ impl Exec {
             None => Ok(child::code_of(status)),
             Some(lost) => {
                 crate::report(&lost.into());
-                Ok(LOCK_LOST)
+                Ok(LOST)
             }
         }
     }
