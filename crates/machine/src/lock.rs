@@ -25,7 +25,9 @@
 mod commands;
 mod deadlock;
 
-use std::ops::Bound;
+use std::borrow::Borrow;
+use std::cmp::Ordering;
+use std::ops::{Bound, Deref};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -33,7 +35,7 @@ use imbl::{OrdMap, OrdSet, Vector};
 
 pub(crate) use commands::together;
 
-use crate::{LeaseId, LockChange, LockEnd, Mode, Refusal, Revision, SharedBytes, limits};
+use crate::{LeaseId, LockChange, LockChanges, LockEnd, Mode, Refusal, Revision, SharedBytes, limits};
 
 /// A place in a queue, with all that is recorded of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,7 +63,7 @@ pub struct LockEntry {
 /// Somebody who held a lock and does no more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecentHolder {
-    pub name: Bytes,
+    pub key: SharedBytes,
     pub token: Revision,
     pub lease: LeaseId,
     pub mode: Mode,
@@ -74,15 +76,29 @@ pub struct RecentHolder {
     pub cause: LockEnd,
 }
 
+impl RecentHolder {
+    /// Of the lock.
+    pub fn name(&self) -> &[u8] {
+        name_of(&self.key)
+    }
+}
+
 #[derive(Clone, Default)]
 pub(crate) struct Locks {
     /// A queue is there as long as it has entries.
-    pub(crate) queues: OrdMap<Bytes, Queue>,
+    pub(crate) queues: OrdMap<LockName, Queue>,
     /// Oldest first.
     pub(crate) recent: Vector<Arc<RecentHolder>>,
     /// The places of each owner that has a name, by queue and token.
-    owners: OrdMap<SharedBytes, OrdSet<(Bytes, Revision)>>,
+    owners: OrdMap<SharedBytes, OrdSet<(LockName, Revision)>>,
     entries: u64,
+}
+
+/// The beginning of the key of one of its entries, so that a name takes no memory of its own.
+#[derive(Clone)]
+pub(crate) struct LockName {
+    key: SharedBytes,
+    length: usize,
 }
 
 #[derive(Clone)]
@@ -110,49 +126,47 @@ impl Locks {
     }
 
     /// The entry that lives in `key`, created at `create_revision`, and its queue.
-    pub fn entry(&self, key: &[u8], create_revision: Revision) -> Option<(&Bytes, &Queue, &Arc<LockEntry>)> {
+    pub fn entry(&self, key: &[u8], create_revision: Revision) -> Option<(&LockName, &Queue, &Arc<LockEntry>)> {
         let (name, _) = split_key(key)?;
         let (name, queue) = self.queues.get_key_value(name)?;
         let entry = queue.entries.get(create_revision).filter(|entry| *entry.key == *key)?;
         Some((name, queue, entry))
     }
 
-    /// Whether one more entry fits.
-    pub fn check_room(&self, name: &[u8]) -> Result<(), Refusal> {
-        match self.queue(name) {
-            Some(queue) if queue.len() >= limits::LOCK_ENTRIES => Err(Refusal::TooManyWaiters),
-            _ => Ok(()),
-        }
-    }
-
-    /// Adds an entry at the end of its queue; it is granted when the command is settled. Gives the
-    /// queue's name, or None if an entry of the same revision is there already (or a later one).
-    pub fn join(&mut self, name: &[u8], entry: LockEntry) -> Option<Bytes> {
+    /// Adds an entry at the end of its queue; it is granted when the command is settled. False if an
+    /// entry of the same revision is there already (or a later one).
+    pub fn join(&mut self, name: &[u8], entry: LockEntry) -> bool {
+        let (token, owner) = (entry.token, entry.owner.clone());
         let entry = Arc::new(entry);
-        if let Some((name, queue)) = self.queues.get_key_value_mut(name) {
-            if queue.entries.last_token() >= entry.token {
-                return None;
+        // Looked up first without intent to write: a miss must not copy nodes only to copy them again.
+        let name = match self.queues.get_key_value(name) {
+            Some((_, queue)) if queue.entries.last_token() >= token => return false,
+            Some((name, _)) => {
+                let name = name.clone();
+                if let Some(queue) = self.queues.get_mut(&name) {
+                    queue.entries.insert(entry);
+                }
+                name
             }
-            let name = name.clone();
-            queue.entries.insert(entry.clone());
-            self.count(&name, &entry);
-            return Some(name);
-        }
-        let name = Bytes::copy_from_slice(name);
-        self.queues.insert(name.clone(), Queue { entries: Entries::One(entry.clone()), last_granted: 0, granted: 0 });
-        self.count(&name, &entry);
-        Some(name)
-    }
-
-    fn count(&mut self, name: &Bytes, entry: &LockEntry) {
+            None => {
+                let name = LockName { key: entry.key.clone(), length: name.len() };
+                let queue = Queue { entries: Entries::One(entry), last_granted: 0, granted: 0 };
+                self.queues.insert(name.clone(), queue);
+                name
+            }
+        };
         self.entries += 1;
-        if !entry.owner.is_empty() {
-            self.owners.entry(entry.owner.clone()).or_default().insert((name.clone(), entry.token));
+        if !owner.is_empty() {
+            self.owners.entry(owner).or_default().insert((name, token));
         }
+        true
     }
 
-    fn discount(&mut self, name: &Bytes, entry: &LockEntry) {
+    fn discount(&mut self, name: &LockName, entry: &LockEntry) {
         self.entries -= 1;
+        if entry.owner.is_empty() {
+            return;
+        }
         if let Some(places) = self.owners.get_mut(&entry.owner) {
             places.remove(&(name.clone(), entry.token));
             if places.is_empty() {
@@ -162,30 +176,29 @@ impl Locks {
     }
 
     /// Where an owner holds or waits.
-    pub fn places_of_owner(&self, owner: &SharedBytes) -> impl Iterator<Item = &(Bytes, Revision)> + '_ {
+    pub fn places_of_owner(&self, owner: &SharedBytes) -> impl Iterator<Item = &(LockName, Revision)> + '_ {
         self.owners.get(owner).into_iter().flatten()
     }
 
-    /// Whether an entry of this mode would be granted as soon as it is made.
-    pub fn would_grant(&self, name: &[u8], mode: Mode) -> bool {
-        let Some(queue) = self.queue(name) else { return true };
-        let last = queue.entries.get(queue.last_granted);
-        queue.granted == queue.len() && last.is_none_or(|last| fits(last.mode, mode, queue.granted))
-    }
-
-    /// Removes the entry that lived in a deleted key, if it was one.
-    pub fn end(&mut self, key: &[u8], create_revision: Revision, cause: LockEnd, wall_ms: u64) -> Option<LockChange> {
-        let (name, _, entry) = self.entry(key, create_revision)?;
-        let (name, entry) = (name.clone(), entry.clone());
-        let queue = self.queues.get_mut(&name)?;
-        let is_empty = queue.remove(&entry);
+    /// Removes the entry that lived in a deleted key, if it was one. Also tells whether its queue is empty now.
+    pub fn end(
+        &mut self,
+        key: &[u8],
+        create_revision: Revision,
+        cause: LockEnd,
+        wall_ms: u64,
+    ) -> Option<(LockChange, bool)> {
+        let (name, queue, entry) = self.entry(key, create_revision)?;
+        let (name, entry, is_empty) = (name.clone(), entry.clone(), queue.len() == 1);
         if is_empty {
             self.queues.remove(&name);
+        } else {
+            self.queues.get_mut(&name)?.remove(&entry);
         }
         self.discount(&name, &entry);
         if let Some(granted_wall_ms) = entry.granted_wall_ms {
             self.remember(RecentHolder {
-                name: name.clone(),
+                key: entry.key.clone(),
                 token: entry.token,
                 lease: entry.lease,
                 mode: entry.mode,
@@ -200,19 +213,16 @@ impl Locks {
         }
         let held = entry.granted_wall_ms.is_some();
         let LockEntry { token, lease, .. } = *entry;
-        Some(LockChange::Ended { name, key: entry.key.clone(), token, lease, held, cause })
+        Some((LockChange::Ended { key: entry.key.clone(), token, lease, held, cause }, is_empty))
     }
 
     /// Grants all that can be granted in the queue `name` now.
-    pub fn settle(&mut self, name: &Bytes, wall_ms: u64, changes: &mut Vec<LockChange>) {
-        // The holder is there and blocks in most cases: seen without copying nodes that a view shares.
-        if self.queues.get(name).is_none_or(|queue| queue.next_grant().is_none()) {
-            return;
-        }
+    pub fn settle(&mut self, name: &[u8], wall_ms: u64, changes: &mut LockChanges) {
+        // The command has written to this queue: nothing is copied here that was not copied already.
         let Some(queue) = self.queues.get_mut(name) else { return };
         while let Some(entry) = queue.grant_next(wall_ms) {
-            let LockEntry { token, lease, .. } = *entry;
-            changes.push(LockChange::Granted { name: name.clone(), key: entry.key.clone(), token, lease });
+            let LockEntry { token, lease, slot, .. } = *entry;
+            changes.push(LockChange::Granted { key: entry.key.clone(), token, lease, slot });
         }
     }
 
@@ -239,8 +249,10 @@ impl Locks {
             return Err("a lock entry of another lease");
         }
         let (token, is_granted) = (entry.token, entry.granted_wall_ms.is_some());
-        let name = self.join(name, entry).ok_or("lock entries out of order")?;
-        let queue = self.queues.get_mut(&name).ok_or("lock entries out of order")?;
+        if !self.join(name, entry) {
+            return Err("lock entries out of order");
+        }
+        let queue = self.queues.get_mut(name).ok_or("lock entries out of order")?;
         let may_be_granted = queue.next_grant().is_some_and(|next| next.token == token);
         if is_granted != may_be_granted {
             return Err("a lock granted out of turn");
@@ -250,6 +262,40 @@ impl Locks {
             queue.granted += 1;
         }
         Ok(())
+    }
+}
+
+impl Deref for LockName {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.key[..self.length]
+    }
+}
+
+impl Borrow<[u8]> for LockName {
+    fn borrow(&self) -> &[u8] {
+        self
+    }
+}
+
+impl PartialEq for LockName {
+    fn eq(&self, other: &LockName) -> bool {
+        **self == **other
+    }
+}
+
+impl Eq for LockName {}
+
+impl PartialOrd for LockName {
+    fn partial_cmp(&self, other: &LockName) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for LockName {
+    fn cmp(&self, other: &LockName) -> Ordering {
+        (**self).cmp(&**other)
     }
 }
 
@@ -279,6 +325,17 @@ impl Queue {
             return self.len() - 1;
         }
         self.iter().take_while(|entry| entry.token < token).count()
+    }
+
+    /// Whether one more entry fits.
+    pub fn check_room(&self) -> Result<(), Refusal> {
+        if self.len() >= limits::LOCK_ENTRIES { Err(Refusal::TooManyWaiters) } else { Ok(()) }
+    }
+
+    /// Whether an entry of this mode would be granted as soon as it is made.
+    pub fn would_grant(&self, mode: Mode) -> bool {
+        let last = self.entries.get(self.last_granted);
+        self.granted == self.len() && last.is_none_or(|last| fits(last.mode, mode, self.granted))
     }
 
     /// The first waiting entry, if its turn has come.
@@ -313,16 +370,15 @@ impl Queue {
         Some(entry)
     }
 
-    /// True if the queue is empty now.
-    fn remove(&mut self, entry: &LockEntry) -> bool {
-        let is_empty = self.entries.remove(entry.token);
+    /// Not for the last one: its queue goes with it.
+    fn remove(&mut self, entry: &LockEntry) {
+        self.entries.remove(entry.token);
         if entry.granted_wall_ms.is_some() {
             self.granted -= 1;
             if entry.token == self.last_granted {
                 self.last_granted = self.entries.before(entry.token).map_or(0, |before| before.token);
             }
         }
-        is_empty
     }
 }
 
@@ -392,14 +448,9 @@ impl Entries {
         }
     }
 
-    /// True if nothing is left; what was the last entry stays in `One` and the queue is thrown away.
-    fn remove(&mut self, token: Revision) -> bool {
-        match self {
-            Entries::One(_) => true,
-            Entries::Many(entries) => {
-                entries.remove(&token);
-                entries.is_empty()
-            }
+    fn remove(&mut self, token: Revision) {
+        if let Entries::Many(entries) = self {
+            entries.remove(&token);
         }
     }
 }
@@ -418,6 +469,11 @@ pub fn entry_key(name: &[u8], lease: LeaseId) -> Vec<u8> {
         }
     }
     key
+}
+
+/// The name of the queue of an entry's key.
+pub(crate) fn name_of(key: &[u8]) -> &[u8] {
+    split_key(key).map_or(key, |(name, _)| name)
 }
 
 /// Takes `<name>/<lease in hex>` apart; None if the key cannot be an entry of any queue.

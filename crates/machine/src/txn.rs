@@ -37,7 +37,7 @@ impl View {
                 && lease == put.lease
                 && self.store.live(&put.key).is_none()
             {
-                self.locks.check_room(name)?;
+                self.locks.queue(name).map_or(Ok(()), lock::Queue::check_room)?;
             }
         }
         if (put.ignore_value || put.ignore_lease) && self.store.live(&put.key).is_none() {

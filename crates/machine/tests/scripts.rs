@@ -135,7 +135,7 @@ impl Runner {
         let lines = self.machine.state().recent_holders().map(|holder| {
             format!(
                 "{} token {} lease {} holder {:?}: held {} to {}, {:?}",
-                show(&holder.name),
+                show(holder.name()),
                 holder.token,
                 holder.lease,
                 show(&holder.holder),
@@ -530,13 +530,14 @@ fn commit_text(commit: &Commit) -> String {
 }
 
 fn lock_change_text(change: &LockChange) -> String {
+    let name = show(change.name());
     match change {
-        LockChange::Granted { name, key, token, lease } => {
-            format!("GRANTED {} to {} token {token} lease {lease}", show(name), show(key))
+        LockChange::Granted { key, token, lease, slot: _ } => {
+            format!("GRANTED {name} to {} token {token} lease {lease}", show(key))
         }
-        LockChange::Ended { name, key, token, lease, held, cause } => {
+        LockChange::Ended { key, token, lease, held, cause } => {
             let was = if *held { "holder" } else { "waiter" };
-            format!("ENDED {} {was} {} token {token} lease {lease}: {cause:?}", show(name), show(key))
+            format!("ENDED {name} {was} {} token {token} lease {lease}: {cause:?}", show(key))
         }
     }
 }

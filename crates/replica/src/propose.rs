@@ -32,9 +32,10 @@ impl Replica {
             return;
         }
         let envelope = Envelope { wall_ms: self.now.wall_ms, origin: None, command };
-        let mut data = Vec::new();
-        codec::encode(&envelope, &mut data);
-        if self.node.propose(Vec::new(), data).is_err() {
+        // Encoded where there is room already, so that what the log keeps is allocated once, as large as it is.
+        self.encoded.clear();
+        codec::encode(&envelope, &mut self.encoded);
+        if self.node.propose(Vec::new(), self.encoded.clone()).is_err() {
             // The only way a leader refuses is that too much is under way.
             match waits.call() {
                 Some(call) => self.fail(call, Failure::Overloaded),

@@ -9,15 +9,13 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use bytes::Bytes;
-
 use super::{LockEntry, Locks};
 use crate::{Lock, Mode, Revision, SharedBytes, limits};
 
 /// One step of a circle: somebody waits for a lock that another is in the way of.
 struct Step {
     waiter: SharedBytes,
-    name: Bytes,
+    name: SharedBytes,
 }
 
 /// The circle that `lock` would close, in words.
@@ -30,7 +28,7 @@ pub(super) fn cycle(locks: &Locks, lock: &Lock) -> Option<String> {
     for name in std::iter::once(&lock.name).chain(&lock.more_names) {
         for blocker in blockers(locks, name, Revision::MAX, lock.mode, &mut budget) {
             // One that holds what it asks for is told so elsewhere; two leases of one owner are a circle of one.
-            if reached.insert(blocker.clone(), Step { waiter: me.clone(), name: name.clone() }).is_none() {
+            if reached.insert(blocker.clone(), Step { waiter: me.clone(), name: name[..].into() }).is_none() {
                 next.push_back(blocker);
             }
         }
@@ -44,7 +42,7 @@ pub(super) fn cycle(locks: &Locks, lock: &Lock) -> Option<String> {
             let Some(entry) = entry.filter(|entry| entry.granted_wall_ms.is_none()) else { continue };
             for blocker in blockers(locks, name, entry.token, entry.mode, &mut budget) {
                 if !reached.contains_key(&blocker) {
-                    reached.insert(blocker.clone(), Step { waiter: owner.clone(), name: name.clone() });
+                    reached.insert(blocker.clone(), Step { waiter: owner.clone(), name: name[..].into() });
                     next.push_back(blocker);
                 }
             }

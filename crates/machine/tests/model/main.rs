@@ -99,11 +99,11 @@ proptest! {
             prop_assert_eq!(&applied.lock_changes, &expected.lock_changes, "{:?}", envelope);
             for change in &applied.lock_changes {
                 match change {
-                    LockChange::Granted { name, token, .. } => {
-                        prop_assert_eq!(told.insert((name.clone(), *token), true), None);
+                    LockChange::Granted { token, .. } => {
+                        prop_assert_eq!(told.insert((change.name().to_vec(), *token), true), None);
                     }
-                    LockChange::Ended { name, token, held, .. } => {
-                        let was_granted = told.insert((name.clone(), *token), false);
+                    LockChange::Ended { token, held, .. } => {
+                        let was_granted = told.insert((change.name().to_vec(), *token), false);
                         prop_assert_eq!(was_granted, held.then_some(true));
                     }
                 }

@@ -129,12 +129,11 @@ impl Naive {
         }
         let commit = wrote.then(|| self.commits(revision).remove(0));
         let after = self.granted();
-        let mut lock_changes: Vec<_> = work
+        let mut lock_changes: tenure_machine::LockChanges = work
             .ended
             .into_iter()
             .map(|(entry, cause)| LockChange::Ended {
                 held: before.contains(&(entry.name.clone(), entry.token)),
-                name: entry.name.into(),
                 key: entry.key.into(),
                 token: entry.token,
                 lease: entry.lease,
@@ -145,10 +144,10 @@ impl Naive {
             self.give_slot(name, *token, &before);
             let entry = self.entries.iter().find(|entry| entry.name == *name && entry.token == *token).unwrap();
             lock_changes.push(LockChange::Granted {
-                name: name.clone().into(),
                 key: entry.key.clone().into(),
                 token: *token,
                 lease: entry.lease,
+                slot: entry.slot,
             });
         }
         if let Ok(Reply::Lock(reply)) = &mut reply {
@@ -158,6 +157,9 @@ impl Naive {
                 reply.granted &= after.contains(&(entry.name.clone(), entry.token));
                 let ahead = |other: &&Entry| other.name == entry.name && other.token < entry.token;
                 reply.ahead = reply.ahead.max(self.entries.iter().filter(ahead).count());
+            }
+            if reply.granted {
+                reply.ahead = 0;
             }
             reply.slot = self.entries.iter().find(|entry| entry.key[..] == reply.key[..]).unwrap().slot;
         }

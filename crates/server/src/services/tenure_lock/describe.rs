@@ -8,7 +8,6 @@ use tenure_api::tenure::v1::recent_holder::End;
 use tenure_api::tenure::v1::{
     DescribeResponse, Holder, Lease, LockSummary, Mode as ModeMessage, RecentHolder, SessionSummary, Waiter, lease,
 };
-use tenure_machine::lock::entry_key;
 use tenure_machine::{LockEnd, LockEntry, Mode, View};
 use tenure_replica::LeaseStatus;
 
@@ -41,7 +40,7 @@ pub fn lock(view: &View, name: &[u8], times: &[Option<LeaseStatus>]) -> Describe
         predecessor_key = key;
     }
     let recent =
-        view.recent_holders().rev().filter(|holder| holder.name == name).map(|holder| recent(holder)).collect();
+        view.recent_holders().rev().filter(|holder| holder.name() == name).map(|holder| recent(holder)).collect();
     DescribeResponse { header: None, name: text(name), holders, waiters, recent, now_unix_ms }
 }
 
@@ -90,7 +89,7 @@ fn entry_in(view: &View, found: &LockEntry, time: Option<&LeaseStatus>) -> Holde
 pub fn recent(holder: &tenure_machine::RecentHolder) -> RecentHolder {
     let (mode, slots) = mode(holder.mode);
     let described = Holder {
-        key: text(&entry_key(&holder.name, holder.lease)),
+        key: text(&holder.key),
         holder_id: text(&holder.holder),
         owner: text(&holder.owner),
         fencing_token: holder.token,
