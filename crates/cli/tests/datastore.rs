@@ -220,6 +220,8 @@ fn mistakes_at_start_are_one_sentence_with_what_to_do() {
         (&["--signing-key", exposed, "--data-dir", data], &["--cluster"]),
         (&["--signing-key", exposed, "--cluster", "c", "--data-dir", data], &["0644", "chmod 600"]),
         (&["--endpoints", "a:1", "--data-dir", data], &["--endpoints", "--listen"]),
+        (&["--timeout", "1s", "--data-dir", data], &["--timeout", "--listen"]),
+        (&["-o", "json", "--data-dir", data], &["--output", "--listen"]),
     ] {
         tenure(&[&["datastore"][..], flags].concat()).failed_for(1, reasons);
     }

@@ -3,26 +3,29 @@
 use std::io;
 use std::net::SocketAddr;
 use std::str::FromStr;
+use std::time::Duration;
 
 use anyhow::bail;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args};
-use tenure_server::units::parse_size;
+use tenure_server::units::{parse_duration, parse_size};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::notify;
+use crate::output::Format;
 
 const INTERRUPTED: i32 = 130;
 
-// The options of client verbs mean nothing here: defined so that they are not offered.
+// The options of client verbs mean nothing here: defined so that they are not offered. Of the types that
+// they have elsewhere, because a global option is read before its verb is known.
 #[derive(Args)]
 pub struct ClientOptions {
     #[arg(long = "endpoints", id = "endpoints", hide = true)]
     _endpoints: Option<String>,
     #[arg(long = "output", short = 'o', id = "output", hide = true)]
-    _output: Option<String>,
-    #[arg(long = "timeout", id = "timeout", hide = true)]
-    _timeout: Option<String>,
+    _output: Option<Format>,
+    #[arg(long = "timeout", id = "timeout", hide = true, value_parser = parse_duration)]
+    _timeout: Option<Duration>,
 }
 
 /// Options of client verbs that were typed here are a mistake; in the environment they may well be
