@@ -8,7 +8,9 @@ use super::deadlock;
 use super::{LockEntry, entry_key};
 use crate::change::Change;
 use crate::mvcc::shared;
-use crate::{BusyReply, LeaseId, Leave, Lock, LockEnd, LockReply, Refusal, Reply, Revision, Unlock, View, limits};
+use crate::{
+    BusyReply, LeaseId, Leave, Lock, LockEnd, LockReply, Mode, Refusal, Reply, Revision, Unlock, View, limits,
+};
 
 impl View {
     /// Takes a place in each queue that is named, all at one revision: so all who ask for several locks
@@ -16,6 +18,7 @@ impl View {
     pub(crate) fn lock(&mut self, change: &mut Change, lock: &Lock) -> Result<Reply, Refusal> {
         self.check_sound()?;
         check_names(lock)?;
+        check_barrier(lock)?;
         if lock.lease <= 0 || !self.leases.contains(lock.lease) {
             return Err(Refusal::LeaseNotFound);
         }
@@ -102,7 +105,7 @@ impl View {
     /// Who is in the way of somebody who asks for `name`.
     pub fn busy(&self, name: &[u8]) -> BusyReply {
         let (entries, granted) = self.lock_counts(name);
-        let holder = self.lock_queue(name).next().cloned();
+        let holder = self.lock_queue(name).next().filter(|first| first.granted_wall_ms.is_some()).cloned();
         BusyReply { name: Bytes::copy_from_slice(name), holder, waiting: entries - granted }
     }
 
@@ -207,6 +210,16 @@ fn check_names(lock: &Lock) -> Result<(), Refusal> {
         }
     }
     Ok(())
+}
+
+/// One who waits at a barrier waits for those who come later, too: holding a place elsewhere meanwhile could
+/// keep them from ever coming.
+fn check_barrier(lock: &Lock) -> Result<(), Refusal> {
+    match lock.mode {
+        Mode::Barrier(1..=limits::BARRIER_PARTIES) if lock.more_names.is_empty() => Ok(()),
+        Mode::Barrier(_) => Err(Refusal::ImpossibleBarrier),
+        Mode::Exclusive | Mode::Shared | Mode::Slots(_) => Ok(()),
+    }
 }
 
 /// The other names that an entry was taken together with.

@@ -274,7 +274,7 @@ impl TenureLockService {
 
     /// Empty unless this cluster signs.
     async fn signature(&self, asked: &Asked, reply: &LockReply) -> Result<String, Status> {
-        let Some(keyring) = self.0.process_wide.keyring.as_ref().filter(|_| asked.mode != Mode::Shared) else {
+        let Some(keyring) = self.0.process_wide.keyring.as_ref().filter(|_| asked.mode.fences()) else {
             return Ok(String::new());
         };
         let at = self.0.member.view(Consistency::Linearizable).await.map_err(failed)?;

@@ -10,6 +10,9 @@ const TTL_MIN_MS: i64 = 500;
 
 pub fn lock(asked: LockRequest, call: u128) -> Result<Lock, Status> {
     let mode = mode(asked.mode, asked.slots)?;
+    if matches!(mode, Mode::Barrier(_)) && !asked.more_names.is_empty() {
+        return Err(Status::invalid_argument("a barrier has one name"));
+    }
     if asked.timeout_ms.is_some_and(|timeout_ms| timeout_ms < 0) {
         return Err(Status::invalid_argument("timeout_ms must not be negative"));
     }
@@ -85,6 +88,10 @@ fn mode(mode: i32, slots: u32) -> Result<Mode, Status> {
         (Ok(ModeMessage::Shared), 0) => Ok(Mode::Shared),
         (Ok(ModeMessage::Semaphore), 1..) => Ok(Mode::Slots(slots)),
         (Ok(ModeMessage::Semaphore), 0) => Err(Status::invalid_argument("a semaphore needs slots")),
+        (Ok(ModeMessage::Barrier), 1..=limits::BARRIER_PARTIES) => Ok(Mode::Barrier(slots)),
+        (Ok(ModeMessage::Barrier), _) => {
+            Err(Status::invalid_argument(format!("a barrier has 1 to {} parties", limits::BARRIER_PARTIES)))
+        }
         (Ok(_), _) => Err(Status::invalid_argument("only a semaphore has slots")),
         (Err(_), _) => Err(Status::invalid_argument(format!("unknown mode {mode}"))),
     }
