@@ -62,6 +62,8 @@ pub const NOT_THE_HOLDER: Error = Error(Code::FailedPrecondition, "not the holde
 const NOT_HELD: Error = Error(Code::FailedPrecondition, "not held");
 const IN_USE: Error = Error(Code::FailedPrecondition, "lock is held or waited for");
 const DEADLOCK: Error = Error(Code::FailedPrecondition, "deadlock");
+pub const NOBODY_LEADS: Error = Error(Code::NotFound, "election: no leader");
+pub const DOES_NOT_LEAD: Error = Error(Code::FailedPrecondition, "election: not leader");
 pub const SESSION_RESUMED: Error = Error(Code::Aborted, "session was resumed elsewhere");
 
 // A watch that cannot be opened is told so within its stream, by text alone.

@@ -313,6 +313,11 @@ async fn what_makes_no_sense_is_refused_with_the_reason() {
         (LockRequest { mode: 7, ..ask("a", lease) }, "unknown mode 7"),
         (LockRequest { mode: Mode::Semaphore.into(), ..ask("a", lease) }, "a semaphore needs slots"),
         (LockRequest { slots: 2, ..ask("a", lease) }, "only a semaphore has slots"),
+        (LockRequest { mode: Mode::Barrier.into(), ..ask("a", lease) }, "a barrier has 1 to 10000 parties"),
+        (
+            LockRequest { mode: Mode::Barrier.into(), slots: 2, more_names: vec!["b".to_owned()], ..ask("a", lease) },
+            "a barrier has one name",
+        ),
         (LockRequest { timeout_ms: Some(-1), ..ask("a", lease) }, "timeout_ms must not be negative"),
         (LockRequest { metadata: vec![0; 4097].into(), ..ask("a", lease) }, "metadata is longer than 4096 bytes"),
         (LockRequest { owner: long.clone(), ..ask("a", lease) }, "owner is longer than 1024 bytes"),
@@ -349,6 +354,8 @@ async fn a_cluster_with_a_key_signs_its_grants() {
     assert_eq!((claim.key().as_str(), claim.holder()), ("pool#0", "bob"));
     let shared = lock(&mut client, LockRequest { mode: Mode::Shared.into(), ..ask("book", lease) }).await;
     assert_eq!(shared.signature, "", "it fences no writes");
+    let barrier = lock(&mut client, LockRequest { mode: Mode::Barrier.into(), slots: 1, ..ask("gate", lease) }).await;
+    assert_eq!(barrier.signature, "", "nor does it");
 }
 
 #[tokio::test]

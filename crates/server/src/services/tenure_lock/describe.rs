@@ -70,7 +70,7 @@ pub fn entry(entry: &LockEntry, time: Option<&LeaseStatus>) -> Holder {
 }
 
 /// And what its key and its lease add to it.
-fn entry_in(view: &View, found: &LockEntry, time: Option<&LeaseStatus>) -> Holder {
+pub fn entry_in(view: &View, found: &LockEntry, time: Option<&LeaseStatus>) -> Holder {
     let mut described = entry(found, time);
     if let Some(kv) = view.get(&found.key) {
         (described.mod_revision, described.version) = (kv.mod_revision, kv.version);

@@ -1,8 +1,8 @@
 //! What a client asks, checked and converted.
 
 use bytes::Bytes;
-use tenure_api::tenure::v1::{LockRequest, Mode as ModeMessage};
-use tenure_machine::{Lock, Mode, Unlock, limits};
+use tenure_api::tenure::v1::{BarrierRequest, CampaignRequest, LockRequest, Mode as ModeMessage};
+use tenure_machine::{Lock, Mode, Revision, Unlock, limits};
 use tonic::Status;
 
 /// Shorter leases would be lost to the smallest hiccup.
@@ -39,13 +39,29 @@ pub fn lock(asked: LockRequest, call: u128) -> Result<Lock, Status> {
     })
 }
 
+pub fn campaign(asked: CampaignRequest, call: u128) -> Result<Lock, Status> {
+    let CampaignRequest { name, lease_id, value, timeout_ms, holder_id, owner } = asked;
+    let asked = LockRequest { name, lease_id, timeout_ms, holder_id, owner, ..LockRequest::default() };
+    Ok(Lock { value, overwrite: true, ..lock(asked, call)? })
+}
+
+pub fn barrier(asked: BarrierRequest, call: u128) -> Result<Lock, Status> {
+    let BarrierRequest { name, lease_id, parties: slots, timeout_ms, holder_id, metadata } = asked;
+    let mode = ModeMessage::Barrier.into();
+    lock(LockRequest { name, lease_id, metadata, timeout_ms, mode, slots, holder_id, ..LockRequest::default() }, call)
+}
+
 pub fn unlock(first: String, more_names: Vec<String>, token: i64, epoch: u64) -> Result<Unlock, Status> {
-    if token <= 0 {
-        return Err(Status::invalid_argument("fencing_token is missing"));
-    }
     let mut all = vec![name(first)?];
     all.extend(names(more_names)?);
-    Ok(Unlock { names: all, token, epoch })
+    Ok(Unlock { names: all, token: self::token(token)?, epoch })
+}
+
+pub fn token(token: i64) -> Result<Revision, Status> {
+    match token {
+        1.. => Ok(token),
+        _ => Err(Status::invalid_argument("fencing_token is missing")),
+    }
 }
 
 pub fn name(name: String) -> Result<Bytes, Status> {
