@@ -83,6 +83,7 @@ async fn who_leaves_does_not_count_any_more() {
         let hasty = BarrierRequest { timeout_ms: Some(timeout_ms), ..arrive("gate", leases[1], 2) };
         let alone = timeout(PATIENCE, arrives(&client, hasty)).await.unwrap().unwrap().unwrap();
         assert!(!alone.acquired && alone.holder.is_none() && alone.fencing_token == 0);
+        assert_eq!(alone.waiting, 0, "nobody but itself was there");
         waiting(&mut client, "gate", 0).await;
     }
     let ends = arrives(&client, arrive("gate", leases[2], 2));

@@ -26,7 +26,8 @@ use tenure_api::tenure::v1::{
     ProclaimRequest, ProclaimResponse, ResignRequest, ResignResponse, SessionRequest, SessionResponse, UnlockRequest,
     UnlockResponse, WatchRequest, WatchResponse,
 };
-use tenure_machine::{BusyReply, Command, LeaseGrant, LeaseId, Lock, LockReply, Mode, Refusal, Reply, Revision};
+use tenure_machine::lock::entry_key;
+use tenure_machine::{BusyReply, Command, LeaseGrant, LeaseId, Lock, LockReply, Mode, Refusal, Reply, Revision, View};
 use tenure_replica::{Consistency, Failure};
 use tonic::transport::server::TcpConnectInfo;
 use tonic::{Request, Response, Status, Streaming};
@@ -284,7 +285,7 @@ impl TenureLockService {
                     // Dropping the call has given up its places.
                     Err(_) => {
                         let at = self.0.member.view(Consistency::Linearizable).await.map_err(failed)?;
-                        let busy = at.value.busy(&name);
+                        let busy = without(asked.lease, at.value.busy(&name), &at.value);
                         self.busy(&at, busy).await
                     }
                 }
@@ -354,6 +355,17 @@ impl TenureLockService {
             ..LockResponse::default()
         }))
     }
+}
+
+/// What has just been given up may still be there, on its way out: it is in nobody's way.
+fn without(lease: LeaseId, mut busy: BusyReply, view: &View) -> BusyReply {
+    if let Some((_, own)) = view.lock_entry(&entry_key(&busy.name, lease)) {
+        match own.granted_wall_ms {
+            Some(_) => drop(busy.holder.take_if(|holder| holder.key == own.key)),
+            None => busy.waiting -= 1,
+        }
+    }
+    busy
 }
 
 /// One at a time, in the order in which they come; an unknown lease ends the stream.
