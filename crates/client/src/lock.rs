@@ -146,6 +146,11 @@ impl LockRequest {
         self
     }
 
+    pub(crate) fn mode(mut self, mode: Mode) -> LockRequest {
+        self.mode = mode;
+        self
+    }
+
     /// And this one: all are granted together or none is, with one token.
     pub fn also(mut self, name: impl Into<String>) -> LockRequest {
         self.names.push(name.into());
