@@ -86,7 +86,11 @@ fn text(lock: &LockDescription, blocked: &[Blocked]) -> String {
         }
     }
     for Blocked { holder, lock, held_by } in blocked {
-        lines.push(format!("  {holder} itself waits for {lock}, which {} holds", held_by.join(", ")));
+        let whose = match held_by.is_empty() {
+            true => "nobody holds yet".to_owned(),
+            false => format!("{} holds", held_by.join(", ")),
+        };
+        lines.push(format!("  {holder} itself waits for {lock}, which {whose}"));
     }
     match lock.waiters.len() {
         0 => lines.push("nobody waits for it".to_owned()),
