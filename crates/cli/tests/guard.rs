@@ -67,6 +67,47 @@ async fn readers_slots_and_several_names() {
 }
 
 #[tokio::test]
+async fn parties_meet_at_a_barrier_round_after_round() {
+    let connected = Connected::start().await;
+    let client = &connected.client;
+    let mut last_round = 0;
+    for _ in 0..2 {
+        let early: Vec<_> = (0..2).map(|_| tokio::spawn(client.barrier("b", 3).metadata("phase").pass())).collect();
+        connected.until_waiters("b", 2).await;
+        let described = client.describe_lock("b").await.unwrap();
+        assert!(described.holders.is_empty());
+        assert_eq!(described.waiters[0].entry.mode, Mode::Barrier { parties: 3 });
+        assert!(early.iter().all(|party| !party.is_finished()));
+        let last = soon(client.barrier("b", 3).try_once().pass()).await.unwrap();
+        assert_eq!(last.slot(), 2);
+        let mut round = vec![last];
+        for party in early {
+            round.push(soon(party).await.unwrap().unwrap());
+        }
+        assert!(round.iter().all(|guard| guard.token() > last_round && guard.check().is_ok()));
+        last_round = round.iter().map(|guard| guard.token()).max().unwrap();
+        // Nobody passes while one of the round before is there, however many stand before it.
+        let kept = round.pop().unwrap();
+        let hasty: Vec<_> = (0..2).map(|_| tokio::spawn(client.barrier("b", 3).pass())).collect();
+        connected.until_waiters("b", 2).await;
+        drop(round);
+        soon(client.settled()).await;
+        let refused = client.barrier("b", 3).try_once().pass().await.unwrap_err();
+        assert!(matches!(refused, LockError::Busy { waiting: 2, .. }), "{refused}");
+        // Dropping the call leaves, dropping the guard too.
+        hasty.iter().for_each(|party| party.abort());
+        connected.until_waiters("b", 0).await;
+        kept.release().await.unwrap();
+    }
+    match soon(client.barrier("b", 2).wait(50.milliseconds()).pass()).await.unwrap_err() {
+        LockError::Timeout { holder, waiting, .. } => assert_eq!((holder.as_str(), waiting), ("", 0)),
+        other => panic!("{other}"),
+    }
+    connected.until_waiters("b", 0).await;
+    assert!(matches!(client.barrier("b", 0).pass().await, Err(LockError::Unusable { .. })));
+}
+
+#[tokio::test]
 async fn one_session_holds_many_locks_on_one_lease() {
     let connected = Connected::start().await;
     let session = connected.client.session().client_id("worker").open().await.unwrap();

@@ -3,6 +3,8 @@
 mod shell;
 mod support;
 
+use std::time::Duration;
+
 use support::place::Place;
 
 #[test]
@@ -103,4 +105,29 @@ fn an_election_is_won_held_observed_and_handed_over() {
     assert_eq!((&elected["election"], &elected["value"]), (&"scheduler".into(), &"node-2".into()));
     assert_eq!(observer.line(), "node-2");
     assert_eq!(second.let_go(), Some(0));
+}
+
+#[tokio::test]
+async fn a_barrier_says_who_is_there_and_how_many_are_missing() {
+    let place = Place::start();
+    let client = tenure_client::Client::connect(&place.server.address).await.unwrap();
+    let early = tokio::spawn(client.barrier("gate", 2).holder("one").pass());
+    while place.json(&["why", "gate"])["waiters"].as_array().unwrap().is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let why = place.tenure(&["why", "gate"]).ok();
+    assert!(why.starts_with("gate is a barrier of 2: 1 more must come\none waits for it:\n  1. one"), "{why}");
+    let listed = place.tenure(&["locks", "-o", "wide"]).ok();
+    assert!(listed.lines().nth(1).unwrap().contains("barrier of 2"), "{listed}");
+    let last = client.barrier("gate", 2).holder("two").pass().await.unwrap();
+    let first = early.await.unwrap().unwrap();
+    let why = place.tenure(&["why", "gate"]).ok();
+    assert!(why.contains("gate is held by one") && why.contains("gate is held by two"), "{why}");
+    let holders = place.json(&["why", "gate"])["holders"].clone();
+    assert_eq!(
+        (&holders[1]["mode"], &holders[1]["parties"], &holders[1]["slot"]),
+        (&"barrier".into(), &2.into(), &1.into())
+    );
+    drop((first, last));
+    client.settled().await;
 }

@@ -161,7 +161,7 @@ impl View {
     }
 }
 
-/// A semaphore without slots would block its queue for ever.
+/// A semaphore without slots would block its queue for ever. (A barrier without parties is refused.)
 fn sane_mode(mode: Mode) -> Mode {
     match mode {
         Mode::Slots(slots) => Mode::Slots(slots.max(1)),

@@ -236,6 +236,15 @@ pub enum Mode {
     Shared,
     /// At most this many holders at once.
     Slots(u32),
+    /// Nobody until this many stand at the head of the queue, then all of them at once.
+    Barrier(u32),
+}
+
+impl Mode {
+    /// Whether a token tells a holder's writes from those of others. Where all hold side by side it cannot.
+    pub fn fences(self) -> bool {
+        matches!(self, Mode::Exclusive | Mode::Slots(_))
+    }
 }
 
 /// Takes a place in the queue `name`: creates the entry key `<name>/<lease in hex>` unless it is there.

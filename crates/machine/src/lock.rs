@@ -18,6 +18,10 @@
 //! when all writes of a command are done: a waiter that ends in the same command as the holder
 //! before it was never granted.
 //!
+//! A barrier is granted in rounds: when nobody holds the queue and as many as the barrier has parties
+//! stand at its head, all of them are granted at once. Nobody joins them later; the next round can
+//! begin when the last of them has left. Until a round is complete a queue may have no holder.
+//!
 //! Limits: a name longer than [`limits::LOCK_NAME_BYTES`] makes no queue (the key is an ordinary
 //! one), an entry beyond [`limits::LOCK_ENTRIES`] is refused. Two entries of one queue never share
 //! a revision: the second of a transaction is an ordinary key.
@@ -56,7 +60,8 @@ pub struct LockEntry {
     pub joined_wall_ms: u64,
     /// Set when it was granted.
     pub granted_wall_ms: Option<u64>,
-    /// Of a semaphore: which of its slots, once granted. What it guards is fenced by name and slot.
+    /// Of a semaphore: which of its slots, once granted. What it guards is fenced by name and slot. Of a
+    /// barrier: the place in its round, from 0 on.
     pub slot: u32,
 }
 
@@ -220,9 +225,13 @@ impl Locks {
     pub fn settle(&mut self, name: &[u8], wall_ms: u64, changes: &mut LockChanges) {
         // The command has written to this queue: nothing is copied here that was not copied already.
         let Some(queue) = self.queues.get_mut(name) else { return };
-        while let Some(entry) = queue.grant_next(wall_ms) {
-            let LockEntry { token, lease, slot, .. } = *entry;
-            changes.push(LockChange::Granted { key: entry.key.clone(), token, lease, slot });
+        let mut due = queue.due();
+        while due > 0 {
+            for entry in (0..due).map_while(|_| queue.grant_next(wall_ms)) {
+                let LockEntry { token, lease, slot, .. } = *entry;
+                changes.push(LockChange::Granted { key: entry.key.clone(), token, lease, slot });
+            }
+            due = queue.due();
         }
     }
 
@@ -248,13 +257,16 @@ impl Locks {
         if lease != entry.lease {
             return Err("a lock entry of another lease");
         }
-        let (token, is_granted) = (entry.token, entry.granted_wall_ms.is_some());
+        let (token, mode, is_granted) = (entry.token, entry.mode, entry.granted_wall_ms.is_some());
         if !self.join(name, entry) {
             return Err("lock entries out of order");
         }
         let queue = self.queues.get_mut(name).ok_or("lock entries out of order")?;
-        let may_be_granted = queue.next_grant().is_some_and(|next| next.token == token);
-        if is_granted != may_be_granted {
+        let is_in_turn = match is_granted {
+            true => queue.granted + 1 == queue.len() && queue.goes_with_last(mode),
+            false => queue.due() == 0,
+        };
+        if !is_in_turn {
             return Err("a lock granted out of turn");
         }
         if is_granted {
@@ -332,17 +344,20 @@ impl Queue {
         if self.len() >= limits::LOCK_ENTRIES { Err(Refusal::TooManyWaiters) } else { Ok(()) }
     }
 
-    /// Whether an entry of this mode would be granted as soon as it is made.
-    pub fn would_grant(&self, mode: Mode) -> bool {
-        let last = self.entries.get(self.last_granted);
-        self.granted == self.len() && last.is_none_or(|last| fits(last.mode, mode, self.granted))
+    /// How many of the first waiting entries are to be granted together now.
+    fn due(&self) -> usize {
+        let Some(next) = self.entries.after(self.last_granted).next() else { return 0 };
+        let Mode::Barrier(parties) = next.mode else { return usize::from(self.goes_with_last(next.mode)) };
+        let parties = parties as usize;
+        let is_complete = self.granted == 0
+            && self.len() >= parties
+            && self.iter().take(parties).all(|entry| entry.mode == next.mode);
+        if is_complete { parties } else { 0 }
     }
 
-    /// The first waiting entry, if its turn has come.
-    fn next_grant(&self) -> Option<&Arc<LockEntry>> {
-        let next = self.entries.after(self.last_granted).next()?;
-        let Some(last) = self.entries.get(self.last_granted) else { return Some(next) };
-        fits(last.mode, next.mode, self.granted).then_some(next)
+    /// Whether one more of this mode may stand beside those that are granted.
+    fn goes_with_last(&self, mode: Mode) -> bool {
+        self.entries.get(self.last_granted).is_none_or(|last| fits(last.mode, mode, self.granted))
     }
 
     /// The entry with this token, if it is granted.
@@ -358,9 +373,14 @@ impl Queue {
     }
 
     fn grant_next(&mut self, wall_ms: u64) -> Option<Arc<LockEntry>> {
-        let next = self.next_grant()?;
+        let next = self.entries.after(self.last_granted).next()?;
         let token = next.token;
-        let slot = if matches!(next.mode, Mode::Slots(_)) { self.free_slot() } else { 0 };
+        let slot = match next.mode {
+            Mode::Slots(_) => self.free_slot(),
+            // A round is granted in one go, to a queue without holders.
+            Mode::Barrier(_) => self.granted as u32,
+            Mode::Exclusive | Mode::Shared => 0,
+        };
         let entry = self.entries.get_mut(token)?;
         let granted = Arc::make_mut(entry);
         (granted.granted_wall_ms, granted.slot) = (Some(wall_ms), slot);
@@ -382,11 +402,23 @@ impl Queue {
     }
 }
 
+/// Whether an entry of this mode would be granted as soon as it is made.
+pub(crate) fn would_grant(queue: Option<&Queue>, mode: Mode) -> bool {
+    if let Mode::Barrier(parties) = mode {
+        let is_last = queue.map_or(0, Queue::len) + 1 == parties as usize;
+        let meets = |queue: &Queue| queue.granted == 0 && queue.iter().all(|entry| entry.mode == mode);
+        return is_last && queue.is_none_or(meets);
+    }
+    queue.is_none_or(|queue| queue.granted == queue.len() && queue.goes_with_last(mode))
+}
+
 /// Whether an entry goes with the last one that is granted, being one of so many.
 fn fits(last: Mode, next: Mode, granted: usize) -> bool {
     match (last, next) {
         (Mode::Shared, Mode::Shared) => true,
-        (Mode::Slots(slots), Mode::Slots(wanted)) => slots == wanted && granted < slots as usize,
+        (Mode::Slots(slots), Mode::Slots(wanted)) | (Mode::Barrier(slots), Mode::Barrier(wanted)) => {
+            slots == wanted && granted < slots as usize
+        }
         _ => false,
     }
 }

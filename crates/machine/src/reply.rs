@@ -97,7 +97,7 @@ pub struct LockReply {
     pub token: Revision,
     /// All of them are.
     pub granted: bool,
-    /// Of a semaphore, once granted: which of its slots, from 0 on.
+    /// Of a semaphore, once granted: which of its slots, from 0 on; of a barrier, the place in its round.
     pub slot: u32,
     /// The entry was there before (the same lease asked again).
     pub renewed: bool,
@@ -108,7 +108,7 @@ pub struct LockReply {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BusyReply {
     pub name: Bytes,
-    /// The first one. None = free, but for those who wait for something else, too.
+    /// The first one. None = free, but for those who wait for something else, too, or for others at a barrier.
     pub holder: Option<Arc<LockEntry>>,
     pub waiting: usize,
 }
@@ -234,6 +234,8 @@ pub enum Refusal {
     /// Asked for together with others, or twice in one request.
     #[error("lock is held already by the same lease")]
     HeldAlready,
+    #[error("a barrier has one name, and 1 to {} parties", crate::limits::BARRIER_PARTIES)]
+    ImpossibleBarrier,
     #[error("not the holder")]
     NotTheHolder,
     #[error("not held")]

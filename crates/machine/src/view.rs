@@ -92,6 +92,11 @@ impl View {
         self.leases.leases.get(&lease).map(|lease| lease.ttl_ms)
     }
 
+    /// Who asked for a lease that exists; without collecting its keys.
+    pub fn lease_client(&self, lease: LeaseId) -> Option<&SharedBytes> {
+        self.leases.leases.get(&lease).map(|lease| &lease.client)
+    }
+
     /// Every lease and its TTL, in the order of their ids, without collecting their keys.
     pub fn lease_ttls_ms(&self) -> impl Iterator<Item = (LeaseId, u64)> + '_ {
         self.leases.leases.iter().map(|(lease, found)| (*lease, found.ttl_ms))

@@ -31,6 +31,7 @@ scripts!(
     leases,
     locks,
     lock_modes,
+    barriers,
     lock_overwrites,
     lock_service,
     compaction,
@@ -309,7 +310,10 @@ fn lock(args: &mut Args) -> Result<Lock, Failure> {
     let mode = match args.take_key("mode") {
         None => Mode::Exclusive,
         Some("shared") => Mode::Shared,
-        Some(slots) => Mode::Slots(slots.parse()?),
+        Some(mode) => match mode.strip_prefix("barrier") {
+            Some(parties) => Mode::Barrier(parties.parse()?),
+            None => Mode::Slots(mode.parse()?),
+        },
     };
     let word = args.next_pos();
     Ok(Lock {

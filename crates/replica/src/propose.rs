@@ -68,8 +68,13 @@ impl Replica {
         let waits = Waits::for_lock(call, &lock);
         let state = self.machine.state();
         let (entries, granted) = state.lock_counts(&lock.name);
-        // Those who share would be granted at once beside holders; behind others, they wait like everybody.
-        let ahead = if lock.mode == Mode::Exclusive { entries } else { entries - granted };
+        let ahead = match lock.mode {
+            Mode::Exclusive => entries,
+            // Those who share would be granted at once beside holders; behind others, they wait like everybody.
+            Mode::Shared | Mode::Slots(_) => entries - granted,
+            // Those who wait ahead may be waiting for this one.
+            Mode::Barrier(_) => 0,
+        };
         // Each command under way may end an entry, and so bring this one to its turn.
         let can_wait = self.config.join_patience_ms > 0 && !lock.try_once && ahead > self.proposals.len();
         if can_wait && state.lock_entry(&entry_key(&lock.name, lock.lease)).is_none() {

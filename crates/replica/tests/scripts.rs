@@ -43,6 +43,7 @@ scripts!(
     locks,
     patience,
     lock_service,
+    barriers,
     sessions,
     lock_watches,
     cancel,
@@ -320,7 +321,9 @@ fn call_input(name: &str, call: CallId, args: &mut Args) -> Result<Input, Failur
         "lock" => {
             let (names, lease) = (args.text()?, args.number()?);
             let mut names = names.split('@').map(|name| Bytes::copy_from_slice(name.as_bytes()));
+            let parties = args.key_or("parties", 0)?;
             let lock = Lock {
+                mode: if parties == 0 { Mode::Exclusive } else { Mode::Barrier(parties) },
                 name: names.next().unwrap_or_default(),
                 more_names: names.collect(),
                 lease,
@@ -419,12 +422,13 @@ fn answer_text(answer: Answer) -> String {
         Err(failure) => format!("{failure:?}, revision {revision}"),
         Ok(Answered::Reply(reply)) => format!("{reply:?}, revision {revision}"),
         Ok(Answered::Lock(reply)) => {
-            let LockReply { key, more_keys, token, granted, slot: _, renewed, ahead } = reply;
+            let LockReply { key, more_keys, token, granted, slot, renewed, ahead } = reply;
             let keys: Vec<_> = std::iter::once(&key).chain(&more_keys).map(|key| show(key)).collect();
             let key = keys.join(" and ");
             let what = if granted { "granted" } else { "waiting" };
             let renewed = if renewed { ", renewed" } else { "" };
-            format!("{what} {key} token {token}, {ahead} ahead{renewed}, revision {revision}")
+            let slot = if slot > 0 { format!(", slot {slot}") } else { String::new() };
+            format!("{what} {key} token {token}, {ahead} ahead{renewed}{slot}, revision {revision}")
         }
         Ok(Answered::Range(reply)) => {
             let kvs: Vec<_> = reply.kvs.iter().map(|kv| format!("{}={}", show(&kv.key), show(&kv.value))).collect();

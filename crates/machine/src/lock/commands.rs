@@ -6,11 +6,12 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::deadlock;
-use super::{LockEntry, entry_key};
+use super::{LockEntry, Queue, entry_key, would_grant};
 use crate::change::Change;
 use crate::mvcc::shared;
 use crate::{
-    BusyReply, Leave, Lock, LockChange, LockEnd, LockReply, Refusal, Reply, Revision, SharedBytes, Unlock, View, limits,
+    BusyReply, Leave, Lock, LockChange, LockEnd, LockReply, Mode, Refusal, Reply, Revision, SharedBytes, Unlock, View,
+    limits,
 };
 
 impl View {
@@ -19,6 +20,7 @@ impl View {
     pub(crate) fn lock(&mut self, change: &mut Change, lock: &Lock) -> Result<Reply, Refusal> {
         self.check_sound()?;
         check_names(lock)?;
+        check_barrier(lock)?;
         if lock.lease <= 0 {
             return Err(Refusal::LeaseNotFound);
         }
@@ -32,9 +34,9 @@ impl View {
         self.check_growth()?;
         let mut busy = None;
         for name in names(lock) {
-            let Some(queue) = self.locks.queue(name) else { continue };
-            queue.check_room()?;
-            if !queue.would_grant(lock.mode) {
+            let queue = self.locks.queue(name);
+            queue.map_or(Ok(()), Queue::check_room)?;
+            if !would_grant(queue, lock.mode) {
                 busy.get_or_insert(name);
             }
         }
@@ -119,7 +121,7 @@ impl View {
     /// Who is in the way of somebody who asks for `name`.
     pub fn busy(&self, name: &[u8]) -> BusyReply {
         let (entries, granted) = self.lock_counts(name);
-        let holder = self.lock_queue(name).next().cloned();
+        let holder = self.lock_queue(name).next().filter(|first| first.granted_wall_ms.is_some()).cloned();
         BusyReply { name: Bytes::copy_from_slice(name), holder, waiting: entries - granted }
     }
 
@@ -228,6 +230,16 @@ fn check_names(lock: &Lock) -> Result<(), Refusal> {
         }
     }
     Ok(())
+}
+
+/// One who waits at a barrier waits for those who come later, too: holding a place elsewhere meanwhile could
+/// keep them from ever coming.
+fn check_barrier(lock: &Lock) -> Result<(), Refusal> {
+    match lock.mode {
+        Mode::Barrier(1..=limits::BARRIER_PARTIES) if lock.more_names.is_empty() => Ok(()),
+        Mode::Barrier(_) => Err(Refusal::ImpossibleBarrier),
+        Mode::Exclusive | Mode::Shared | Mode::Slots(_) => Ok(()),
+    }
 }
 
 /// The other names that an entry was taken together with.

@@ -5,7 +5,9 @@
 //! the owners of all earlier entries that do not go with its own. Everything that decides this is
 //! fixed when an entry is made (its mode, its owner, its place), and an entry waits only for earlier
 //! ones; so a circle can close only at the moment when an entry is added, and it is the newcomer,
-//! the youngest of the circle, that is refused. Looking again later would find nothing new.
+//! the youngest of the circle, that is refused. Looking again later would find nothing new. At a
+//! barrier one waits for the round before only once that is granted; but its owners, each a sequential
+//! flow of work, can wait elsewhere only after that, and are newcomers there.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -67,9 +69,15 @@ fn blockers(locks: &Locks, name: &[u8], token: Revision, mode: Mode, budget: &mu
     found
 }
 
-/// Whoever waits for a slot of a semaphore waits for any one of its holders, not for each of them.
+/// Whoever waits for a slot of a semaphore waits for any one of its holders, not for each of them. Who waits at a
+/// barrier waits for nobody who waits there too, but for each of the round before.
 fn goes_with(entry: &LockEntry, mode: Mode) -> bool {
-    entry.mode == mode && mode != Mode::Exclusive
+    let shares = match mode {
+        Mode::Exclusive => false,
+        Mode::Shared | Mode::Slots(_) => true,
+        Mode::Barrier(_) => entry.granted_wall_ms.is_none(),
+    };
+    shares && entry.mode == mode
 }
 
 fn in_words(reached: &BTreeMap<SharedBytes, Step>, me: &SharedBytes) -> String {

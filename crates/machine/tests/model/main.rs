@@ -81,7 +81,7 @@ proptest! {
 
     #[test]
     fn queues_do_what_the_model_does(
-        commands in proptest::collection::vec(generate::lock_command(), 1..80),
+        commands in generate::lock_commands(),
         restart_at in 0..100u64,
     ) {
         let mut machine = Machine::new();

@@ -154,12 +154,24 @@ impl Server {
     pub async fn status(&self) -> StatusResponse {
         self.maintenance().status(StatusRequest {}).await.unwrap().into_inner()
     }
+
+    /// Stops it while its clients look on, and waits for its end.
+    pub async fn stop(mut self) {
+        let ended = self.begin_to_stop().expect("stopped once");
+        let ended = tokio::task::spawn_blocking(|| ended.join()).await.unwrap();
+        ended.expect("the member did not panic").expect("the member ended well");
+    }
+
+    fn begin_to_stop(&mut self) -> Option<JoinHandle<Result<(), RunError>>> {
+        let _ = self.shutdown.take()?.send(());
+        self.thread.take()
+    }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = self.shutdown.take().expect("stopped once").send(());
-        let ended = self.thread.take().expect("stopped once").join();
+        let Some(ended) = self.begin_to_stop() else { return };
+        let ended = ended.join();
         if !std::thread::panicking() {
             ended.expect("the member did not panic").expect("the member ended well");
         }

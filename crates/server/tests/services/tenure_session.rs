@@ -6,7 +6,7 @@ use tenure_api::tenure::v1::recent_holder::End;
 use tenure_api::tenure::v1::session_request::Request as Asked;
 use tenure_api::tenure::v1::session_response::Response as Told;
 use tenure_api::tenure::v1::{
-    ForceReleaseRequest, LeaseRevokeRequest, ListSessionsRequest, SessionCancel, SessionClose, SessionLock,
+    ForceReleaseRequest, LeaseRevokeRequest, ListSessionsRequest, Mode, SessionCancel, SessionClose, SessionLock,
     SessionOpen, SessionOpened, SessionRenew, SessionRequest, SessionResponse, SessionUnlock,
 };
 use tokio::sync::mpsc;
@@ -283,4 +283,22 @@ async fn a_session_cannot_wait_for_more_locks_than_are_allowed() {
     assert_eq!(code, i32::from(Code::ResourceExhausted), "{text}");
     let free = ada.ask(lock("c")).await;
     assert!(ada.granted(free).await > 0, "what it holds does not count");
+}
+
+#[tokio::test]
+async fn sessions_meet_at_a_barrier() {
+    let server = Server::start().await;
+    let (mut ada, mut bob) = (open(&server, "ada").await, open(&server, "bob").await);
+    let arrive = |slots| {
+        let mode = Mode::Barrier.into();
+        Asked::Lock(SessionLock { name: "gate".to_owned(), mode, slots, ..SessionLock::default() })
+    };
+    let impossible = ada.ask(arrive(0)).await;
+    assert_eq!(ada.refused(impossible).await.0, i32::from(Code::InvalidArgument));
+    let early = ada.ask(arrive(2)).await;
+    let Told::Queued(queued) = ada.hear(early).await else { panic!("it has to wait") };
+    assert_eq!(queued.ahead, 0, "for nobody who is there");
+    let late = bob.ask(arrive(2)).await;
+    let (first, second) = (ada.granted(early).await, bob.granted(late).await);
+    assert!(first < second);
 }

@@ -69,7 +69,7 @@ pub fn entry(entry: &LockEntry, time: Option<&LeaseStatus>) -> Holder {
 }
 
 /// And what its key and its lease add to it.
-fn entry_in(view: &View, found: &LockEntry, time: Option<&LeaseStatus>) -> Holder {
+pub fn entry_in(view: &View, found: &LockEntry, time: Option<&LeaseStatus>) -> Holder {
     let mut described = entry(found, time);
     if let Some(kv) = view.get(&found.key) {
         (described.mod_revision, described.version) = (kv.mod_revision, kv.version);
@@ -164,11 +164,15 @@ pub fn page(view: &View, page: &Page) -> (Vec<Bytes>, String) {
 pub fn summaries(view: &View, names: &[Bytes], times: &[Option<LeaseStatus>]) -> Vec<LockSummary> {
     let summary = |(name, time): (&Bytes, &Option<LeaseStatus>)| {
         let (entries, granted) = view.lock_counts(name);
+        let first = view.lock_queue(name).next();
+        let (mode, slots) = mode(first.map_or(Mode::Exclusive, |first| first.mode));
         LockSummary {
             name: text(name),
-            holder: view.lock_queue(name).next().map(|first| entry_in(view, first, time.as_ref())),
+            holder: first.filter(|_| granted > 0).map(|first| entry_in(view, first, time.as_ref())),
             holders: granted as u64,
             waiting: (entries - granted) as u64,
+            mode: mode.into(),
+            slots,
         }
     };
     names.iter().zip(times).map(summary).collect()
@@ -216,6 +220,7 @@ fn mode(mode: Mode) -> (ModeMessage, u32) {
         Mode::Exclusive => (ModeMessage::Exclusive, 0),
         Mode::Shared => (ModeMessage::Shared, 0),
         Mode::Slots(slots) => (ModeMessage::Semaphore, slots),
+        Mode::Barrier(parties) => (ModeMessage::Barrier, parties),
     }
 }
 

@@ -397,7 +397,7 @@ impl Session {
 
     /// Empty unless this cluster signs.
     fn signature(&self, name: &[u8], mode: Mode, holder: &[u8], reply: &LockReply) -> String {
-        let Some(keyring) = self.shared.process_wide.keyring.as_ref().filter(|_| mode != Mode::Shared) else {
+        let Some(keyring) = self.shared.process_wide.keyring.as_ref().filter(|_| mode.fences()) else {
             return String::new();
         };
         let slot = matches!(mode, Mode::Slots(_)).then_some(reply.slot);
