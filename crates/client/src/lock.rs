@@ -371,13 +371,15 @@ impl Drop for Asking {
     }
 }
 
-/// Finds out what became of a request, by asking for the same at once, and gives it back.
+/// Finds out what became of a request, and gives it back: asks for the same, which takes its place over, but
+/// hardly waits, which leaves the place if its turn has not come.
 async fn leave(client: &Client, session: &Session, request: &proto::LockRequest) {
+    let request = &proto::LockRequest { timeout_ms: Some(1), ..request.clone() };
     let kind = Kind { name: "lock", idempotent: true, unlimited: false };
     while session.held_lease().state().lost.is_none() {
         let call = |channel| {
             let request = request.clone();
-            async move { LockServiceClient::new(channel).try_lock(request).await }
+            async move { LockServiceClient::new(channel).lock(request).await }
         };
         match client.connections.call(kind, call).await {
             Ok(response) if response.acquired => {

@@ -58,7 +58,10 @@ impl Member {
     /// Replicates a command and gives its reply.
     pub async fn submit(&self, command: Command) -> Result<At<Reply>, Failure> {
         // What gives back room must pass when everything else is shed.
-        let frees = matches!(command, Command::Delete(_) | Command::LeaseRevoke { .. } | Command::Leave(_));
+        let frees = matches!(
+            command,
+            Command::Delete(_) | Command::LeaseRevoke { .. } | Command::Leave(_) | Command::Unlock(_)
+        );
         let answer = self.call(frees, |call| Input::Propose { call, command }).await?;
         answer.map(|answered| match answered {
             Answered::Reply(reply) => reply,

@@ -59,7 +59,8 @@ impl View {
     }
 
     /// The same lease asks again: same places, same token. To ask for more than it has is refused, because
-    /// to wait for one lock while holding another is how deadlocks begin.
+    /// to wait for one lock while holding another is how deadlocks begin. One that will not wait leaves the
+    /// place, if its turn has not come, to the call that waits there.
     fn lock_again(
         &mut self,
         change: &mut Change,
@@ -67,14 +68,20 @@ impl View {
         keys: &[Vec<u8>],
         there: usize,
     ) -> Result<Reply, Refusal> {
-        let mut token = None;
-        for key in keys {
+        let (mut token, mut waits) = (None, None);
+        for (name, key) in names(lock).zip(keys) {
             let Some(kv) = self.store.live(key) else { continue };
             let (_, _, entry) = self.locks.entry(&kv.key, kv.create_revision).ok_or(Refusal::NotAnEntry)?;
             if there < keys.len() || token.is_some_and(|token| token != entry.token) {
                 return Err(Refusal::HeldAlready);
             }
             token = Some(entry.token);
+            if entry.granted_wall_ms.is_none() {
+                waits.get_or_insert(name);
+            }
+        }
+        if let Some(name) = waits.filter(|_| lock.try_once) {
+            return Ok(Reply::Busy(self.busy(name)));
         }
         let token = token.ok_or(Refusal::NotAnEntry)?;
         for (name, key) in names(lock).zip(keys) {

@@ -471,6 +471,12 @@ impl Naive {
         TxnReply { succeeded, responses }
     }
 
+    fn busy(&self, name: &[u8]) -> Reply {
+        let waiting = self.entries.iter().filter(|entry| entry.name == name).count()
+            - self.granted().iter().filter(|(granted, _)| granted == name).count();
+        Reply::Busy(BusyReply { name: name.to_vec().into(), holder: None, waiting })
+    }
+
     fn lock(&mut self, work: &mut Work, lock: &Lock) -> Result<Reply, Refusal> {
         self.sound()?;
         let names: Vec<_> = names(lock).collect();
@@ -500,9 +506,7 @@ impl Naive {
             self.growth()?;
             if let Some(busy) = names.iter().find(|name| !self.would_grant(name, lock.mode)) {
                 if lock.try_once {
-                    let waiting = self.entries.iter().filter(|entry| entry.name == *busy).count()
-                        - self.granted().iter().filter(|(name, _)| name == busy).count();
-                    return Ok(Reply::Busy(BusyReply { name: busy.clone().into(), holder: None, waiting }));
+                    return Ok(self.busy(busy));
                 }
                 if !lock.owner.is_empty() && self.waits_in_a_circle(lock, &names) {
                     return Err(Refusal::Deadlock { cycle: String::new() });
@@ -522,6 +526,11 @@ impl Naive {
             }
         }
         (reply.token, reply.renewed) = (*tokens.first().unwrap(), true);
+        let granted = self.granted();
+        let waits = names.iter().find(|name| !granted.contains(&((*name).clone(), reply.token)));
+        if let Some(name) = waits.filter(|_| lock.try_once) {
+            return Ok(self.busy(name));
+        }
         for key in &keys {
             self.entries.iter_mut().find(|entry| entry.key == *key).unwrap().call = Some(lock.call);
             let kv = &now[key];

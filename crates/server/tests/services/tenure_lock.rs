@@ -106,6 +106,13 @@ async fn who_cannot_wait_is_told_who_is_in_the_way() {
     let late = lock(&mut client, LockRequest { timeout_ms: Some(30), ..ask("jobs", bob) }).await;
     assert!(!late.acquired && late.holder.is_some());
     waiting(&mut client, "jobs", 0).await;
+    // Nor does it wait for its turn where another call of the same lease does, which keeps its place.
+    let mut other = client.clone();
+    let patient = tokio::spawn(async move { lock(&mut other, ask("jobs", bob)).await });
+    waiting(&mut client, "jobs", 1).await;
+    assert!(!client.try_lock(ask("jobs", bob)).await.unwrap().into_inner().acquired);
+    assert!(unlock(&mut client, "jobs", held.fencing_token).await.unwrap());
+    assert!(patient.await.unwrap().acquired);
 }
 
 #[tokio::test]
