@@ -505,27 +505,35 @@ pub fn entry_key(name: &[u8], lease: LeaseId) -> Vec<u8> {
 
 /// The name of the queue of an entry's key.
 pub(crate) fn name_of(key: &[u8]) -> &[u8] {
-    split_key(key).map_or(key, |(name, _)| name)
+    key.iter().rposition(|byte| *byte == b'/').map_or(key, |slash| &key[..slash])
 }
 
 /// Takes `<name>/<lease in hex>` apart; None if the key cannot be an entry of any queue.
 pub fn split_key(key: &[u8]) -> Option<(&[u8], LeaseId)> {
     // The digits are at the end and few, so that an ordinary key is seen through after a few bytes.
-    let digits = key.iter().rev().take(17).take_while(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')).count();
-    let split = key.len() - digits;
-    if digits == 0 || digits > 16 || split < 1 || key[split - 1] != b'/' || key[split] == b'0' {
+    let (mut lease, mut split) = (0u64, key.len());
+    for (place, byte) in key.iter().rev().take(17).enumerate() {
+        let digit = match byte {
+            b'0'..=b'9' => byte - b'0',
+            b'a'..=b'f' => byte - b'a' + 10,
+            b'/' => break,
+            _ => return None,
+        };
+        if place == 16 {
+            return None;
+        }
+        lease |= u64::from(digit) << (4 * place);
+        split -= 1;
+    }
+    // The slash, no digit, or a leading zero: one lease has one key.
+    if split == 0 || key.get(split).is_none_or(|first| *first == b'0') {
         return None;
     }
     let name = &key[..split - 1];
     if name.len() > limits::LOCK_NAME_BYTES {
         return None;
     }
-    let lease = key[split..].iter().fold(0u64, |lease, digit| lease << 4 | hex_value(*digit));
     Some((name, LeaseId::try_from(lease).ok()?))
-}
-
-fn hex_value(digit: u8) -> u64 {
-    u64::from(if digit <= b'9' { digit - b'0' } else { digit - b'a' + 10 })
 }
 
 #[cfg(test)]

@@ -137,6 +137,12 @@ impl View {
         Some((name, entry))
     }
 
+    /// The entry with this key and token, if it is granted.
+    pub fn lock_grant(&self, key: &[u8], token: Revision) -> Option<&Arc<LockEntry>> {
+        let (_, _, entry) = self.locks.entry(key, token)?;
+        Some(entry).filter(|entry| entry.granted_wall_ms.is_some())
+    }
+
     /// Of the stream that carries the session of this lease; 0 = none has yet.
     pub fn session_epoch(&self, lease: LeaseId) -> Option<u64> {
         self.leases.epoch(lease)
