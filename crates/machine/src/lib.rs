@@ -22,6 +22,7 @@ pub mod limits;
 pub mod lock;
 mod mvcc;
 mod origin;
+mod rebirth;
 pub mod reply;
 pub mod snapshot;
 mod txn;

@@ -12,6 +12,7 @@ mod log;
 pub mod member;
 pub mod metrics;
 mod publish;
+pub mod restore;
 pub mod run;
 pub mod services;
 pub mod units;
