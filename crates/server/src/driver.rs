@@ -353,7 +353,8 @@ impl Owner {
                 }
             }
             // A cluster of one has no peers.
-            Output::Send { .. } => {}
+            Output::Send { .. } | Output::SendSnapshot { .. } | Output::Members(_) => {}
+            Output::Removed => return Err("this member was removed from the cluster".to_owned()),
             Output::Fatal(reason) => return Err(reason),
         }
         Ok(())
