@@ -73,6 +73,10 @@ impl<D: Disk> Peers<D> {
         self.lock().get(&member).copied()
     }
 
+    pub fn knows_others_than(&self, members: &[u64]) -> bool {
+        self.lock().keys().any(|member| !members.contains(member))
+    }
+
     /// Forgets all but these. An id is never given out twice, so nobody comes back for its entry.
     pub fn keep(&self, members: &[u64]) -> Result<(), Fault> {
         let mut known = self.lock();
