@@ -12,6 +12,7 @@ use crate::{
     Refusal, Reply, View, limits,
 };
 
+#[derive(Debug)]
 pub struct Machine {
     state: View,
 }

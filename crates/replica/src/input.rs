@@ -1,7 +1,7 @@
 //! Everything that can happen to a member, as one closed list.
 
 use bytes::Bytes;
-use tenure_machine::{Command, Keys, LeaseId, Leave, Lock, MemberId, RangeQuery, Revision};
+use tenure_machine::{Command, Keys, LeaseId, Leave, Lock, Machine, Member, MemberId, RangeQuery, Revision};
 
 use crate::LockWatchRequest;
 
@@ -88,6 +88,51 @@ pub enum Input {
     },
     SnapshotFailed {
         index: u64,
+    },
+    /// What became of a [`crate::Output::SendSnapshot`].
+    SnapshotSent {
+        to: MemberId,
+        index: u64,
+        delivered: bool,
+    },
+    /// A peer's snapshot is here: whole, verified, durable, and restored into a machine.
+    SnapshotReceived {
+        from: MemberId,
+        /// As the peer's [`crate::Output::SendSnapshot`] had it.
+        message: Bytes,
+        machine: Box<Machine>,
+        configuration: Bytes,
+        bytes: u64,
+    },
+    /// Answered with [`crate::Answered::Members`] once the change is committed.
+    ChangeMembers {
+        call: CallId,
+        change: MemberChange,
+    },
+    /// Hand leadership to this member, or to whoever is fit for it.
+    TransferLeader {
+        call: CallId,
+        to: Option<MemberId>,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MemberChange {
+    /// As a learner or as a voter, as the member says.
+    Add {
+        member: Member,
+    },
+    /// Makes a learner a voter.
+    Promote {
+        id: MemberId,
+    },
+    /// `force`: even if the rest could not go on for want of members that run.
+    Remove {
+        id: MemberId,
+        force: bool,
+    },
+    Update {
+        member: Member,
     },
 }
 

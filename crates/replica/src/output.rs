@@ -1,7 +1,9 @@
 //! Everything a member wants done, as one closed list. The driver performs, it never decides.
 
 use bytes::Bytes;
-use tenure_machine::{Commit, LeaseId, LockEnd, LockReply, MemberId, RangeReply, Refusal, Reply, Revision, View};
+use tenure_machine::{
+    Commit, LeaseId, LockEnd, LockReply, Member, MemberId, RangeReply, Refusal, Reply, Revision, View,
+};
 
 use crate::{CallId, LockNotice, StreamId, WatchId};
 
@@ -37,6 +39,17 @@ pub enum Output {
     },
     /// Write this view as a snapshot in the background, then report [`crate::Input::SnapshotSaved`].
     SaveSnapshot(Box<SaveSnapshot>),
+    /// Stream the saved snapshot `index` to a peer, apart from everything else and with this message, then
+    /// report [`crate::Input::SnapshotSent`].
+    SendSnapshot {
+        to: MemberId,
+        index: u64,
+        message: Bytes,
+    },
+    /// Who belongs to the cluster, and where they are: at boot and on every change.
+    Members(Vec<Member>),
+    /// This member is no longer one: stop the process.
+    Removed,
     /// The state can no longer be trusted (a committed entry that this version cannot decode): stop the process.
     Fatal(String),
 }
@@ -45,6 +58,8 @@ pub enum Output {
 #[derive(Debug)]
 pub struct Persist {
     pub number: u64,
+    /// First of all: the log starts anew behind this snapshot, which is on disk already.
+    pub snapshot: Option<InstalledSnapshot>,
     pub hard_state: Option<HardState>,
     /// May overwrite a suffix of what was appended before.
     pub entries: Vec<LogEntry>,
@@ -53,6 +68,12 @@ pub struct Persist {
     /// To be sent only once this and all earlier ones are durable, and only after
     /// [`crate::Input::Persisted`] was put before the replica: an answer to them must not overtake it.
     pub messages: Vec<(MemberId, Bytes)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InstalledSnapshot {
+    pub index: u64,
+    pub term: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -99,6 +120,8 @@ pub enum Answered {
     },
     LeaseTimeToLive(Option<LeaseStatus>),
     LeaseTimes(Vec<Option<LeaseStatus>>),
+    /// As they are after the change.
+    Members(Vec<Member>),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

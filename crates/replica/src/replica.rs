@@ -359,6 +359,11 @@ impl Replica {
                     self.snapshot.saving = None;
                 }
             }
+            // A cluster does not change yet, and no snapshot is sent within it.
+            Input::SnapshotSent { .. } | Input::SnapshotReceived { .. } => {}
+            Input::ChangeMembers { call, .. } | Input::TransferLeader { call, .. } => {
+                self.fail(call, Failure::NoLeader)
+            }
         }
     }
 
@@ -449,7 +454,7 @@ impl Replica {
             let entries = entries.into_iter().map(log_entry).collect();
             self.persist_asked = number;
             self.unpersisted_since_ms.get_or_insert(self.now.monotonic_ms - self.paused_ms);
-            self.outputs.push(Output::Persist(Persist { number, hard_state, entries, sync, messages }));
+            self.outputs.push(Output::Persist(Persist { number, snapshot: None, hard_state, entries, sync, messages }));
         } else if self.persist_asked == self.persist_done {
             self.node.on_persist_ready(number);
         }

@@ -221,6 +221,9 @@ impl Runner {
                 let revision = save.view.revision();
                 format!("save snapshot {}.{}, revision {revision}, {voters} members", save.index, save.term)
             }
+            Output::SendSnapshot { to, index, .. } => format!("send snapshot {index} to {to}"),
+            Output::Members(members) => format!("members {members:?}"),
+            Output::Removed => "removed".to_owned(),
             Output::Fatal(reason) => format!("fatal: {reason}"),
         };
         writeln!(self.text, "@{} {text}", self.now_ms).expect("a string takes it");
@@ -434,6 +437,7 @@ fn answer_text(answer: Answer) -> String {
             let kvs: Vec<_> = reply.kvs.iter().map(|kv| format!("{}={}", show(&kv.key), show(&kv.value))).collect();
             format!("{kvs:?}, revision {revision}")
         }
+        Ok(Answered::Members(members)) => format!("members {members:?}"),
         Ok(Answered::View(view)) => format!("{view:?}"),
         Ok(Answered::KeptAlive { ttl_ms }) => format!("kept alive {ttl_ms:?}"),
         Ok(Answered::LeaseTimeToLive(status)) => format!("{status:?}"),

@@ -15,7 +15,7 @@ use slab::Slab;
 use tenure_replica::{Answer, Answered, CallId, Input, LockNotice, Notice, SessionNotice, StreamId};
 use tokio::sync::mpsc;
 
-use crate::driver::{Left, Turns, Writes};
+use crate::driver::{Ending, Left, Turns, Writes};
 
 /// What one step of the replica has for one runtime.
 #[derive(Default)]
@@ -121,6 +121,11 @@ impl Mailbox {
     /// Inputs that wait for the replica, from everywhere.
     pub(crate) fn depth(&self) -> usize {
         self.turns.depth()
+    }
+
+    /// Ends the member.
+    pub(crate) fn end(&self, ending: Ending) {
+        self.turns.end(Some(ending));
     }
 
     /// The runtime to whose mailbox this call's or stream's mail goes.

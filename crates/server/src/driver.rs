@@ -16,13 +16,16 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use bytes::Bytes;
+use tenure_machine::MemberId;
 use tenure_replica::{Boot, Input, Now, Output, Persist, Replica, Status};
 use tenure_storage::{OsDisk, Store};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::calls::{Mail, Mailbox};
-use crate::log::{LogThread, LogTurn, LogWork, SharedLog};
+use crate::log::{Durable, LogThread, LogTurn, LogWork, SharedLog};
 use crate::member::Member;
+use crate::peer::outbox::{Outbox, SnapshotOrder};
 
 /// Inputs taken into one step at most, so that answers are never far from their requests.
 const STEP_LIMIT: usize = 4096;
@@ -35,16 +38,29 @@ pub struct Driver {
     calls_drawn: Arc<AtomicU64>,
     mailboxes: Vec<Option<mpsc::UnboundedReceiver<Mail>>>,
     threads: Vec<JoinHandle<()>>,
-    failed: Option<oneshot::Receiver<String>>,
+    ended: Option<oneshot::Receiver<Ending>>,
+}
+
+/// Why a member stopped by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ending {
+    /// Something is broken that it must not go on with.
+    Fault(String),
+    /// It belongs to the cluster no more.
+    Removed,
+    /// Others know it with another data directory; in their words.
+    Stranger(String),
 }
 
 impl Driver {
-    /// Boots the replica and starts its threads. `runtimes` network runtimes will each attach once.
-    pub fn start(
+    /// Boots the replica and starts its threads. `runtimes` network runtimes will each attach once. What it has
+    /// for its peers goes into the outbox.
+    pub(crate) fn start(
         config: tenure_replica::Config,
         boot: Boot,
         store: Store<OsDisk>,
         runtimes: usize,
+        outbox: Outbox,
     ) -> Result<Driver, tenure_replica::BootError> {
         let clock = Clock::start();
         let process_boot = config.boot;
@@ -52,22 +68,25 @@ impl Driver {
         let status = Arc::new(Mutex::new(replica.status()));
         let (mail_senders, mail_receivers): (Vec<_>, Vec<_>) =
             (0..runtimes).map(|_| mpsc::unbounded_channel()).map(|(sender, receiver)| (sender, Some(receiver))).unzip();
-        let (fail, failed) = oneshot::channel();
+        let (end, ended) = oneshot::channel();
         let (log_sender, log_receiver) = channel();
         let owner = Owner {
             replica,
             batch: Vec::new(),
             outputs: Vec::new(),
             persists: Vec::new(),
+            messages: Vec::new(),
+            outbox: outbox.clone(),
             log: log_sender.clone(),
             mail: mail_senders.into_iter().map(|sender| (sender, Mail::default())).collect(),
             status: status.clone(),
-            fail: Some(fail),
+            end: Some(end),
         };
         let log = Arc::new(SharedLog::new(store));
         let turns = Turns(Arc::new(Shared {
             clock,
             log: log.clone(),
+            outbox,
             waiting: Mutex::default(),
             depth: AtomicUsize::new(0),
             owner: Mutex::new(owner),
@@ -90,7 +109,7 @@ impl Driver {
             calls_drawn: Arc::default(),
             mailboxes: mail_receivers,
             threads,
-            failed: Some(failed),
+            ended: Some(ended),
         })
     }
 
@@ -112,8 +131,8 @@ impl Driver {
     }
 
     /// Resolves with the reason if the member had to stop by itself. To be asked for once.
-    pub fn failed(&mut self) -> oneshot::Receiver<String> {
-        self.failed.take().expect("asked for once")
+    pub fn ended(&mut self) -> oneshot::Receiver<Ending> {
+        self.ended.take().expect("asked for once")
     }
 
     /// Stops the member; what was acknowledged is durable already. Calls still waiting are told that it stops.
@@ -152,6 +171,7 @@ pub(crate) struct Turns(Arc<Shared>);
 struct Shared {
     clock: Clock,
     log: Arc<SharedLog>,
+    outbox: Outbox,
     waiting: Mutex<Vec<Input>>,
     /// Of `waiting`, to be read without its lock.
     depth: AtomicUsize,
@@ -210,9 +230,9 @@ impl Turns {
         if shared.ended.load(Ordering::Acquire) {
             return Left::Nothing;
         }
-        if let Err(reason) = owner.step(shared) {
+        if let Err(ending) = owner.step(shared) {
             drop(owner);
-            self.end(Some(reason));
+            self.end(Some(ending));
             return Left::Nothing;
         }
         let wake_ms = owner.replica.wake_ms();
@@ -225,13 +245,13 @@ impl Turns {
         }
         if let Some((mut log, persists)) = here {
             match log.persist(persists) {
-                Ok(persisted) => self.bring(persisted),
+                Ok(durable) => self.report(durable),
                 Err(fault) => {
                     drop(log);
-                    self.end(Some(fault.to_string()));
+                    self.end(Some(Ending::Fault(fault.to_string())));
                     return Left::Nothing;
                 }
-            };
+            }
             drop(log);
             // What has become durable is applied and answered without a detour.
             return self.take(Writes::ByLogThread);
@@ -246,12 +266,19 @@ impl Turns {
         }
     }
 
+    /// Tells the replica what is durable. Only then do the messages leave that say so to others: an answer to
+    /// them must not come before it.
+    pub(crate) fn report(&self, durable: Durable) {
+        self.bring(durable.report);
+        self.0.outbox.send(durable.messages);
+    }
+
     /// Ends the member: nobody is answered any more.
-    pub(crate) fn end(&self, reason: Option<String>) {
+    pub(crate) fn end(&self, ending: Option<Ending>) {
         let mut owner = lock(&self.0.owner);
         self.0.ended.store(true, Ordering::Release);
-        if let (Some(reason), Some(fail)) = (reason, owner.fail.take()) {
-            let _ = fail.send(reason);
+        if let (Some(ending), Some(end)) = (ending, owner.end.take()) {
+            let _ = end.send(ending);
         }
         let _ = owner.log.send(LogWork::Stop);
         owner.mail.clear();
@@ -295,15 +322,17 @@ struct Owner {
     batch: Vec<Input>,
     outputs: Vec<Output>,
     persists: Vec<Persist>,
+    messages: Vec<(MemberId, Bytes)>,
+    outbox: Outbox,
     log: Sender<LogWork>,
     mail: Vec<(mpsc::UnboundedSender<Mail>, Mail)>,
     status: Arc<Mutex<Status>>,
-    fail: Option<oneshot::Sender<String>>,
+    end: Option<oneshot::Sender<Ending>>,
 }
 
 impl Owner {
     /// Fails with the reason for which the member must stop.
-    fn step(&mut self, shared: &Shared) -> Result<(), String> {
+    fn step(&mut self, shared: &Shared) -> Result<(), Ending> {
         {
             let mut waiting = lock(&shared.waiting);
             if waiting.len() <= STEP_LIMIT {
@@ -323,7 +352,7 @@ impl Owner {
         Ok(())
     }
 
-    fn perform(&mut self, output: Output) -> Result<(), String> {
+    fn perform(&mut self, output: Output) -> Result<(), Ending> {
         match output {
             Output::Persist(persist) => self.persists.push(persist),
             Output::SaveSnapshot(save) => self.hand_to_log(LogWork::SaveSnapshot(save)),
@@ -352,9 +381,13 @@ impl Owner {
                     mail.notices.push((stream, notice));
                 }
             }
-            // A cluster of one has no peers.
-            Output::Send { .. } => {}
-            Output::Fatal(reason) => return Err(reason),
+            Output::Send { to, message } => self.messages.push((to, message)),
+            Output::SendSnapshot { to, index, message } => {
+                self.outbox.send_snapshot(SnapshotOrder { to, index, message })
+            }
+            Output::Members(members) => self.outbox.set_members(members),
+            Output::Removed => return Err(Ending::Removed),
+            Output::Fatal(reason) => return Err(Ending::Fault(reason)),
         }
         Ok(())
     }
@@ -382,6 +415,9 @@ impl Owner {
 
     fn deliver(&mut self) {
         *lock(&self.status) = self.replica.status();
+        if !self.messages.is_empty() {
+            self.outbox.send(self.messages.drain(..));
+        }
         for (sender, mail) in &mut self.mail {
             if !mail.is_empty() {
                 let _ = sender.send(std::mem::take(mail));

@@ -6,12 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
+use bytes::Bytes;
+use tenure_machine::MemberId;
 use tenure_machine::snapshot::chunks;
-use tenure_replica::{Input, LogEntry, Persist, SaveSnapshot};
+use tenure_replica::{Input, InstalledSnapshot, LogEntry, Persist, SaveSnapshot};
 use tenure_storage::{Entry, Fault, Group, HardState, OsDisk, SnapshotMeta, Snapshots, Store};
 
 use crate::data::CHUNK_BYTES;
-use crate::driver::Turns;
+use crate::driver::{Ending, Turns};
 
 /// A sync that takes longer than this on average is left to the log's thread: what could be saved is then
 /// little beside it, and a network thread has connections that wait.
@@ -40,6 +42,14 @@ pub(crate) struct SharedLog {
     sync_us: AtomicU64,
 }
 
+/// What has become durable.
+pub(crate) struct Durable {
+    /// For the replica, first.
+    pub(crate) report: Input,
+    /// For peers, once that is on its way.
+    pub(crate) messages: Vec<(MemberId, Bytes)>,
+}
+
 /// The right to write to the log. Whoever has it reports what was written before giving it back.
 pub(crate) struct LogTurn<'a> {
     store: MutexGuard<'a, Option<Store<OsDisk>>>,
@@ -65,6 +75,7 @@ impl SharedLog {
     pub(crate) fn if_quick(&self, persists: &[Persist]) -> Option<LogTurn<'_>> {
         let entries: usize = persists.iter().map(|persist| persist.entries.len()).sum();
         if entries > FEW_ENTRIES
+            || persists.iter().any(|persist| persist.snapshot.is_some())
             || self.sync_us.load(Ordering::Relaxed) >= QUICK_SYNC_US
             || self.handed_over.load(Ordering::Relaxed) > 0
         {
@@ -88,22 +99,41 @@ impl LogTurn<'_> {
         self.store.as_mut().expect("the log is open while it is written")
     }
 
-    /// Writes all of it as one batch with one sync; gives the report for the replica.
-    pub(crate) fn persist(&mut self, persists: Vec<Persist>) -> Result<Input, Fault> {
-        let number = persists.last().map_or(0, |last| last.number);
-        let persists: Vec<_> = persists.into_iter().map(StoredPersist::from).collect();
-        if persists.iter().any(|persist| persist.sync) {
-            let began = Instant::now();
-            let groups = persists.iter().map(|p| Group { hard_state: p.hard_state, entries: &p.entries });
-            self.store().append_group(groups)?;
-            let (before, took) = (self.sync_us.load(Ordering::Relaxed), began.elapsed().as_micros() as u64);
-            self.sync_us.store((before * 7 + took) / 8, Ordering::Relaxed);
-        } else {
-            for persist in &persists {
-                self.store().append(persist.hard_state, &persist.entries, false)?;
+    /// Writes all of it as one batch with one sync.
+    pub(crate) fn persist(&mut self, persists: Vec<Persist>) -> Result<Durable, Fault> {
+        let report = Input::Persisted { number: persists.last().map_or(0, |last| last.number) };
+        let mut messages = Vec::new();
+        let mut batch = Vec::new();
+        for mut persist in persists {
+            messages.append(&mut persist.messages);
+            if let Some(snapshot) = persist.snapshot {
+                self.append(&std::mem::take(&mut batch))?;
+                self.install(snapshot)?;
             }
+            batch.push(StoredPersist::from(persist));
         }
-        Ok(Input::Persisted { number })
+        self.append(&batch)?;
+        Ok(Durable { report, messages })
+    }
+
+    fn append(&mut self, batch: &[StoredPersist]) -> Result<(), Fault> {
+        if !batch.iter().any(|persist| persist.sync) {
+            return batch
+                .iter()
+                .try_for_each(|persist| self.store().append(persist.hard_state, &persist.entries, false));
+        }
+        let began = Instant::now();
+        let groups = batch.iter().map(|p| Group { hard_state: p.hard_state, entries: &p.entries });
+        self.store().append_group(groups)?;
+        let (before, took) = (self.sync_us.load(Ordering::Relaxed), began.elapsed().as_micros() as u64);
+        self.sync_us.store((before * 7 + took) / 8, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The log starts anew behind a snapshot that a peer has sent. What it had voted for is kept.
+    fn install(&mut self, InstalledSnapshot { index, term }: InstalledSnapshot) -> Result<(), Fault> {
+        let meta = self.store().snapshots().reader_of(index, term)?.meta().clone();
+        self.store().install_snapshot(meta, None)
     }
 }
 
@@ -125,7 +155,7 @@ pub(crate) struct SnapshotThread {
 impl LogThread {
     pub(crate) fn run(mut self) {
         if let Err(fault) = self.serve() {
-            self.turns.end(Some(fault.to_string()));
+            self.turns.end(Some(Ending::Fault(fault.to_string())));
         }
         if let Some(writer) = self.snapshot_writer.take() {
             writer.cancelled.store(true, Ordering::Relaxed);
@@ -148,6 +178,11 @@ impl LogThread {
                     LogWork::SaveSnapshot(save) => self.save_snapshot(*save, turn.store().snapshots()),
                     LogWork::SnapshotWritten { meta, bytes } => {
                         let index = meta.index;
+                        // Overtaken by one that a peer has sent: nothing builds on it any more.
+                        if index < turn.store().snapshots().newest().index {
+                            self.turns.bring(Input::SnapshotFailed { index });
+                            continue;
+                        }
                         turn.store().snapshot_saved(meta)?;
                         self.turns.bring(Input::SnapshotSaved { index, bytes });
                     }
@@ -156,7 +191,8 @@ impl LogThread {
             }
             let handed_over = persists.len();
             if handed_over > 0 {
-                self.turns.bring(turn.persist(persists)?);
+                let durable = turn.persist(persists)?;
+                self.turns.report(durable);
                 log.handed_over.fetch_sub(handed_over, Ordering::Relaxed);
             }
             drop(turn);
@@ -169,8 +205,10 @@ impl LogThread {
     }
 
     fn save_snapshot(&mut self, save: SaveSnapshot, snapshots: Snapshots<OsDisk>) {
-        if let Some(finished) = self.snapshot_writer.take() {
-            let _ = finished.thread.join();
+        if let Some(before) = self.snapshot_writer.take() {
+            // Finished, unless a peer's snapshot has made it useless.
+            before.cancelled.store(true, Ordering::Relaxed);
+            let _ = before.thread.join();
         }
         let cancelled = Arc::new(AtomicBool::new(false));
         let (index, turns, sender) = (save.index, self.turns.clone(), self.sender.clone());

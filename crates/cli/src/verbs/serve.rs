@@ -23,6 +23,8 @@ const EXAMPLE: &str = "\
 Examples:
   tenure serve                          one member on 127.0.0.1:2379, data in ./tenure-data
   tenure serve --data-dir /var/lib/tenure --listen 127.0.0.1:22379 --peer-listen 127.0.0.1:22380
+  tenure serve --name n1 --cluster n1=10.0.0.1:2380,n2=10.0.0.2:2380,n3=10.0.0.3:2380 …
+  tenure serve --name n4 --join 10.0.0.1:2380 …
   tenure serve --config tenure.toml     the file's keys are named like the flags";
 
 /// Run a member
@@ -69,6 +71,9 @@ struct Flags {
     /// A member of a running cluster to be added to
     #[arg(long, env = "TENURE_JOIN", value_name = "HOST:PORT")]
     join: Option<String>,
+    /// Stay a learner when joining: reads and watches, no vote
+    #[arg(long, env = "TENURE_LEARNER", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    learner: Option<bool>,
     /// Listen beyond this machine without TLS
     #[arg(long, env = "TENURE_INSECURE", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     insecure: Option<bool>,
@@ -150,7 +155,7 @@ impl Serve {
 
     /// Flags and the environment come before the file.
     fn override_settings(&self, settings: &mut Table) -> anyhow::Result<()> {
-        let Flags { name, data_dir, listen, peer_listen, advertise, peer_advertise, cluster, join, insecure } =
+        let Flags { name, data_dir, listen, peer_listen, advertise, peer_advertise, cluster, join, learner, insecure } =
             &self.flags;
         let data_dir = data_dir.as_ref().map(|path| path.to_str().context("--data-dir is no text")).transpose()?;
         let data_dir = data_dir.map(str::to_owned);
@@ -184,8 +189,10 @@ impl Serve {
                 settings.insert(key.to_owned(), Value::String(value.clone()));
             }
         }
-        if let Some(insecure) = insecure {
-            settings.insert("insecure".to_owned(), Value::Boolean(*insecure));
+        for (key, value) in [("learner", learner), ("insecure", insecure)] {
+            if let Some(value) = value {
+                settings.insert(key.to_owned(), Value::Boolean(*value));
+            }
         }
         if let Some(origins) = &tuning.web_origins {
             settings.insert("web-origins".to_owned(), origins.clone().into());

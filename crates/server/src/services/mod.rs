@@ -19,7 +19,7 @@ mod cluster;
 mod convert;
 mod election;
 mod entry;
-mod errors;
+pub(crate) mod errors;
 mod kv;
 mod large;
 mod leader;

@@ -136,6 +136,11 @@ impl World {
             Output::Send { to, .. } => {
                 return Err(Broken { rule: "alone", what: format!("a message to member {to}, who does not exist") });
             }
+            // Alone there is nobody to change places with.
+            Output::Members(_) => {}
+            output @ (Output::SendSnapshot { .. } | Output::Removed) => {
+                return Err(Broken { rule: "alone", what: format!("{output:?}") });
+            }
             Output::Fatal(reason) => return Err(Broken { rule: "no member gives itself up", what: reason }),
         }
         Ok(())
