@@ -61,7 +61,11 @@ impl Replica {
             Command::Compact { .. } => self.compact_asked = false,
             _ => {}
         }
-        self.tell(applied, proposal.map(|proposal| proposal.waits));
+        let waits = match envelope.origin {
+            Some(origin) => self.take_forward(&origin, &applied.reply),
+            None => proposal.map(|proposal| proposal.waits),
+        };
+        self.tell(applied, waits);
     }
 
     /// The proposal that this entry is, if it is one of this member's own.
@@ -119,6 +123,7 @@ impl Replica {
         for (lease, ttl_ms) in self.machine.state().lease_ttls_ms() {
             self.deadlines.set(lease, clock + ttl_ms + margin);
         }
+        self.welcome_all();
     }
 
     pub(crate) fn tell(&mut self, applied: Applied, waits: Option<Waits>) {

@@ -8,9 +8,11 @@
 mod commit;
 pub mod config;
 mod deadlines;
+mod forward;
 pub mod input;
 mod lock_watch;
 mod log;
+mod message;
 pub mod output;
 mod propose;
 mod read;

@@ -18,29 +18,47 @@ const EXPIRE_AT_ONCE: usize = 50_000;
 const HISTORY_SAMPLE_MS: u64 = 60_000;
 
 impl Replica {
+    /// Into the log, by whoever leads; kept while nobody does.
     pub(crate) fn propose(&mut self, command: Command, waits: Waits) {
-        let now_ms = self.running_ms();
+        self.propose_since(self.running_ms(), command, waits);
+    }
+
+    fn propose_since(&mut self, since_ms: u64, command: Command, waits: Waits) {
         if !self.is_leader() {
-            self.unsent.push(Unsent { since_ms: now_ms, command, waits });
+            match self.other_leader() {
+                Some(_) => self.forward(command, waits, since_ms),
+                None => self.unsent.push(Unsent { since_ms, command, waits }),
+            }
             return;
         }
-        if self.is_over_quota() && self.grows(&command) {
-            if let Some(call) = waits.call() {
-                self.fail(call, Failure::Refused(Refusal::NoSpace));
-            }
+        // Somebody waits behind a place that is to be left: that must not be lost with this leadership.
+        if matches!((&command, &waits), (Command::Leave(_), Waits::Nobody)) && !self.is_only_voter() {
+            return self.forward(command, waits, since_ms);
+        }
+        let mut envelope = Envelope { wall_ms: 0, origin: None, command };
+        match (self.append(&mut envelope), waits.call()) {
+            (Ok((index, term)), _) => self.proposals.push(Proposal { index, term, since_ms, waits }),
+            (Err(NotAppended::Refused(failure)), Some(call)) => self.fail(call, failure),
+            (Err(NotAppended::Refused(Failure::Refused(_))), None) => {}
+            (Err(_), _) => self.unsent.push(Unsent { since_ms, command: envelope.command, waits }),
+        }
+    }
+
+    /// Into this leader's log, with its stamp; gives index and term.
+    pub(crate) fn append(&mut self, envelope: &mut Envelope) -> Result<(u64, u64), NotAppended> {
+        if self.is_over_quota() && self.grows(&envelope.command) {
             self.raise_no_space();
-            return;
+            return Err(NotAppended::Refused(Failure::Refused(Refusal::NoSpace)));
         }
-        let envelope = Envelope { wall_ms: self.now.wall_ms, origin: None, command };
+        if self.node.raft.lead_transferee.is_some() {
+            return Err(NotAppended::NotNow);
+        }
+        envelope.wall_ms = self.now.wall_ms;
         let mut data = Vec::new();
-        codec::encode(&envelope, &mut data);
+        codec::encode(envelope, &mut data);
         if self.node.propose(Vec::new(), data).is_err() {
-            // The only way a leader refuses is that too much is under way.
-            match waits.call() {
-                Some(call) => self.fail(call, Failure::Overloaded),
-                None => self.unsent.push(Unsent { since_ms: now_ms, command: envelope.command, waits }),
-            }
-            return;
+            // Too much is under way.
+            return Err(NotAppended::Refused(Failure::Overloaded));
         }
         let raft = &self.node.raft;
         let (index, term) = (raft.raft_log.last_index(), raft.term);
@@ -51,7 +69,7 @@ impl Replica {
         if let Command::LeaseGrant(grant) = &envelope.command {
             self.granting.insert(grant.lease);
         }
-        self.proposals.push(Proposal { index, term, since_ms: now_ms, waits });
+        Ok((index, term))
     }
 
     /// For a client: behind everything that came before it and was held back.
@@ -65,6 +83,10 @@ impl Replica {
     /// place is durable.
     pub(crate) fn join(&mut self, call: CallId, lock: Lock) {
         let waits = Waits::for_lock(call, &lock);
+        if !self.is_leader() {
+            // Only a leader knows what is under way.
+            return self.propose_in_turn(Command::Lock(lock), waits);
+        }
         let state = self.machine.state();
         let (entries, granted) = state.lock_counts(&lock.name);
         // Those who share would be granted at once beside holders; behind others, they wait like everybody.
@@ -102,10 +124,18 @@ impl Replica {
     }
 
     pub(crate) fn send_unsent(&mut self) {
-        if self.is_leader() && !self.unsent.is_empty() {
-            for unsent in std::mem::take(&mut self.unsent) {
-                self.propose(unsent.command, unsent.waits);
+        if self.can_send() && !self.unsent.is_empty() {
+            for Unsent { since_ms, command, waits } in std::mem::take(&mut self.unsent) {
+                self.propose_since(since_ms, command, waits);
             }
+        }
+    }
+
+    /// Somebody is there to propose to. A leader that is giving up its place takes no more.
+    pub(crate) fn can_send(&self) -> bool {
+        match self.is_leader() {
+            true => self.node.raft.lead_transferee.is_none(),
+            false => self.other_leader().is_some(),
         }
     }
 
@@ -129,6 +159,7 @@ impl Replica {
         cancelled.sort_unstable_by_key(|(call, _)| *call);
         let is_cancelled = |call: CallId| cancelled.binary_search_by_key(&call, |(call, _)| *call).is_ok();
         let mut found = self.proposals.abandon_calls(is_cancelled);
+        found.extend(self.forwards.abandon_calls(is_cancelled));
         self.unsent.retain(|unsent| match unsent.waits.call() {
             Some(call) if is_cancelled(call) => {
                 found.push(call);
@@ -209,6 +240,13 @@ impl Replica {
             self.propose(Command::Compact { revision: upto }, Waits::Nobody);
         }
     }
+}
+
+/// Why a leader did not take a command.
+pub(crate) enum NotAppended {
+    Refused(Failure),
+    /// It is giving its place to another, who will take it.
+    NotNow,
 }
 
 /// A command that is not proposed yet, because there is no leader or because it can wait.

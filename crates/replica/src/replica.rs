@@ -6,8 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use prost011::Message as _;
-use raft::eraftpb::{ConfState, Entry, HardState as RaftHardState, Message, MessageType};
+use bytes::Bytes;
+use raft::eraftpb::{ConfState, Entry, HardState as RaftHardState, Message};
 use raft::{RawNode, StateRole};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -15,8 +15,10 @@ use tenure_machine::{LeaseId, Leave, Machine, MemberId};
 
 use crate::config::{Boot, Config, decode_configuration, encode_configuration};
 use crate::deadlines::Deadlines;
+use crate::forward::{Forwards, Greeted};
 use crate::lock_watch::LockHub;
 use crate::log::Log;
+use crate::message::{self, PeerMessage};
 use crate::propose::{Proposals, Queued, Unsent, Waits};
 use crate::read::{Confirmed, Reads};
 use crate::watch::Hub;
@@ -55,6 +57,11 @@ pub struct Replica {
     pub(crate) leading: bool,
     pub(crate) unsent: Vec<Unsent>,
     pub(crate) proposals: Proposals,
+    pub(crate) forwards: Forwards,
+    /// As a leader: who forwards to this member.
+    pub(crate) greeted: Greeted,
+    /// Refused in this step, by member.
+    pub(crate) refusals: BTreeMap<MemberId, Vec<(u64, Failure)>>,
     pub(crate) reads: Reads,
     pub(crate) queued: Queued,
     pub(crate) deadlines: Deadlines,
@@ -140,6 +147,9 @@ impl Replica {
             leading: false,
             unsent: Vec::new(),
             proposals: Proposals::default(),
+            forwards: Forwards::default(),
+            greeted: Greeted::default(),
+            refusals: BTreeMap::new(),
             reads: Reads::default(),
             queued: Queued::default(),
             deadlines: Deadlines::default(),
@@ -234,6 +244,11 @@ impl Replica {
         is_only_voter(self.config.member, self.node.store().configuration())
     }
 
+    pub(crate) fn is_member(&self, member: MemberId) -> bool {
+        let ConfState { voters, learners, voters_outgoing, learners_next, .. } = self.node.store().configuration();
+        [voters, learners, voters_outgoing, learners_next].iter().any(|members| members.contains(&member))
+    }
+
     /// Nobody else is there, not even a learner.
     pub(crate) fn is_alone(&self) -> bool {
         let configuration = self.node.store().configuration();
@@ -293,23 +308,24 @@ impl Replica {
         self.timeouts_due_ms = now_ms + self.config.tick_ms;
         self.reads.retry_older_than(now_ms.saturating_sub(self.config.election_min_ms));
         let Some(since_ms) = now_ms.checked_sub(self.config.call_timeout_ms) else { return };
-        for call in self.proposals.abandon_older_than(since_ms) {
+        let mut late = self.proposals.abandon_older_than(since_ms);
+        late.extend(self.forwards.abandon_older_than(since_ms));
+        for call in late {
             self.fail(call, Failure::TimedOut);
         }
         for waiting in self.reads.take_older_than(since_ms) {
             self.fail(waiting.what.call(), self.why_unanswered());
             self.give_up(&waiting.what);
         }
-        let late = self.unsent.iter().take_while(|unsent| unsent.since_ms < since_ms).count();
-        let mut kept = Vec::new();
-        for unsent in self.unsent.drain(..late).collect::<Vec<_>>() {
-            match unsent.waits.call() {
-                Some(call) => self.fail(call, Failure::NoLeader),
-                // A leave must reach the log one day: somebody else waits behind that place.
-                None => kept.push(Unsent { since_ms: now_ms, ..unsent }),
+        // A leave must reach the log one day: somebody else waits behind that place.
+        let is_late = |unsent: &Unsent| unsent.since_ms < since_ms && unsent.waits.call().is_some();
+        if self.unsent.iter().any(is_late) {
+            let (late, kept) = std::mem::take(&mut self.unsent).into_iter().partition(is_late);
+            self.unsent = kept;
+            for unsent in Vec::<Unsent>::into_iter(late) {
+                unsent.waits.call().into_iter().for_each(|call| self.fail(call, Failure::NoLeader));
             }
         }
-        self.unsent.extend(kept);
     }
 
     pub(crate) fn why_unanswered(&self) -> Failure {
@@ -359,13 +375,23 @@ impl Replica {
         }
     }
 
-    pub(crate) fn take_message(&mut self, from: u64, message: &[u8]) {
-        // What does not decode, is meant for another, or cannot be handled yet (proposals of others, a
-        // snapshot to install) is dropped as if the network had lost it.
-        if let Ok(message) = Message::decode(message)
-            && message.to == self.config.member
+    pub(crate) fn take_message(&mut self, from: MemberId, message: &Bytes) {
+        match message::decode(message) {
+            Some(PeerMessage::Raft(message)) => self.take_raft_message(from, *message),
+            Some(PeerMessage::Hello { term, boot }) => self.take_hello(from, term, boot),
+            Some(PeerMessage::Welcome { term, boot, session }) => self.take_welcome(term, boot, session),
+            Some(PeerMessage::Commands { term, boot, session, commands }) => {
+                self.take_commands(from, (term, boot, session), commands)
+            }
+            Some(PeerMessage::Refusals { term, boot, refusals }) => self.take_refusals(term, boot, refusals),
+            None => {}
+        }
+    }
+
+    fn take_raft_message(&mut self, from: MemberId, message: Message) {
+        if message.to == self.config.member
             && message.from == from
-            && !matches!(message.msg_type(), MessageType::MsgPropose | MessageType::MsgSnapshot)
+            && message::is_sound(&message, self.node.raft.raft_log.last_index())
         {
             let _ = self.node.step(message);
             self.note_role();
@@ -379,6 +405,7 @@ impl Replica {
             if self.unsent_due_ms().is_some_and(|due_ms| due_ms <= self.running_ms()) {
                 self.send_unsent();
             }
+            self.send_forwards();
             self.issue_reads();
             if !self.node.has_ready() {
                 break;
@@ -403,6 +430,7 @@ impl Replica {
         self.node.raft.set_randomized_election_timeout(ticks);
         (self.alarm_asked, self.compact_asked) = (false, false);
         self.granting.clear();
+        self.greeted = Greeted::default();
         if self.leading {
             self.leading = false;
             self.history_samples.clear();
@@ -428,10 +456,10 @@ impl Replica {
         let number = ready.number();
         self.last_ready = number;
         for message in ready.take_messages() {
-            self.outputs.push(Output::Send { to: message.to, message: message.encode_to_vec().into() });
+            self.outputs.push(Output::Send { to: message.to, message: message::encode_raft(&message) });
         }
         let messages: Vec<_> =
-            ready.take_persisted_messages().into_iter().map(|m| (m.to, m.encode_to_vec().into())).collect();
+            ready.take_persisted_messages().iter().map(|m| (m.to, message::encode_raft(m))).collect();
         let hard_state = ready.hs().map(|state| HardState { term: state.term, vote: state.vote, commit: state.commit });
         let entries = ready.take_entries();
         let sync = ready.must_sync();
@@ -484,6 +512,7 @@ impl Replica {
     }
 
     pub(crate) fn end_step(&mut self) {
+        self.send_refusals();
         self.hub.flush(&self.machine, self.node.raft.term, &mut self.outputs);
         self.ask_for_snapshot();
         self.wake_ms = self.next_wake_ms();
@@ -517,7 +546,7 @@ impl Replica {
         {
             wake = wake.min(deadline + self.paused_ms);
         }
-        if let Some(due_ms) = self.unsent_due_ms().filter(|_| self.is_leader()) {
+        if let Some(due_ms) = self.unsent_due_ms().filter(|_| self.can_send()) {
             wake = wake.min(due_ms + self.paused_ms);
         }
         if !self.reads.is_idle() || self.is_trimming {

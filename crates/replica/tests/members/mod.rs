@@ -1,4 +1,6 @@
 //! Three members in one thread: their messages, disks and clients, and what has to hold at every step.
+// Each file of tests uses its own part of it.
+#![allow(dead_code)]
 
 use std::collections::BTreeMap;
 
@@ -26,9 +28,16 @@ pub struct Cluster {
     /// Between these no message gets through, in this direction.
     pub cut: Vec<(MemberId, MemberId)>,
     pub loss_percent: u64,
+    /// Of these (from, to, kind) a copy is kept, to be delivered when a test wants it.
+    pub copied: Option<(MemberId, MemberId, u8)>,
+    pub copies: Vec<Packet>,
     config: Config,
     pub next_call: CallId,
     pub asked: BTreeMap<CallId, Asked>,
+    /// How calls were answered: None = well.
+    pub outcomes: BTreeMap<CallId, Option<Failure>>,
+    /// Keys that one call each has put, once.
+    marks: BTreeMap<CallId, Bytes>,
     /// The highest revision at which `register` was written and acknowledged.
     written: Revision,
     /// A lease is promised until then.
@@ -74,7 +83,7 @@ pub struct Host {
     durable_last: u64,
 }
 
-struct Packet {
+pub struct Packet {
     due_ms: u64,
     from: MemberId,
     to: MemberId,
@@ -91,9 +100,13 @@ impl Cluster {
             packets: Vec::new(),
             cut: Vec::new(),
             loss_percent: 0,
+            copied: None,
+            copies: Vec::new(),
             config,
             next_call: 1,
             asked: BTreeMap::new(),
+            outcomes: BTreeMap::new(),
+            marks: BTreeMap::new(),
             written: 0,
             promised_ms: BTreeMap::new(),
             hashes: BTreeMap::new(),
@@ -171,6 +184,35 @@ impl Cluster {
         let key = Bytes::from_static(b"register");
         let put = Put { key, value, lease: 0, prev_kv: false, ignore_value: false, ignore_lease: false };
         self.propose(member, Asked::Put, Command::Put(put))
+    }
+
+    /// A put that must have its effect once if it is answered well, and at most once otherwise.
+    pub fn mark(&mut self, member: MemberId) -> CallId {
+        let key = Bytes::from(format!("mark/{}", self.next_call));
+        self.marks.insert(self.next_call, key.clone());
+        let put = Put { key, value: Bytes::new(), lease: 0, prev_kv: false, ignore_value: false, ignore_lease: false };
+        self.propose(member, Asked::Other, Command::Put(put))
+    }
+
+    /// K3, once everybody has caught up.
+    pub fn check_marks(&self, member: MemberId) {
+        let state = self.hosts[&member].replica.machine().state();
+        for (call, key) in &self.marks {
+            let times = state.get(key).map_or(0, |kv| kv.version);
+            let outcome = self.outcomes.get(call);
+            let expected = match outcome {
+                Some(None) => 1..=1,
+                Some(Some(Failure::Refused(_) | Failure::Overloaded | Failure::NoLeader)) => 0..=0,
+                Some(Some(_)) | None => 0..=1,
+            };
+            assert!(expected.contains(&times), "seed {}: call {call}, {outcome:?}: {times} times", self.seed);
+        }
+    }
+
+    pub fn deliver_copies(&mut self) {
+        for Packet { from, to, message, .. } in std::mem::take(&mut self.copies) {
+            self.host(to).inputs.push(Input::Message { from, message });
+        }
     }
 
     pub fn get(&mut self, member: MemberId) -> CallId {
@@ -336,22 +378,24 @@ impl Cluster {
                 host.disk_done_ms.get_or_insert(now_ms + host.disk_pace_ms);
             }
             Output::Send { to, message } => {
-                let decoded = Message::decode(&message[..]).expect("own messages decode");
-                // What a leader may say at once promises nothing about its own disk.
-                assert!(
-                    !matches!(decoded.msg_type(), MessageType::MsgAppendResponse | MessageType::MsgRequestVoteResponse)
-                        || decoded.reject
-                        || decoded.index == 0,
-                    "seed {}: {member} sent {:?} before it was durable",
-                    self.seed,
-                    decoded.msg_type()
-                );
+                if let Some(decoded) = raft_message(&message) {
+                    let kind = decoded.msg_type();
+                    // What a leader may say at once promises nothing about its own disk.
+                    assert!(
+                        !matches!(kind, MessageType::MsgAppendResponse | MessageType::MsgRequestVoteResponse)
+                            || decoded.reject
+                            || decoded.index == 0,
+                        "seed {}: {member} sent {kind:?} before it was durable",
+                        self.seed,
+                    );
+                }
                 self.send(member, to, message);
             }
             Output::Queued { .. } | Output::Session { .. } | Output::LockNotice { .. } => {}
             Output::Answer { call, answer } => {
                 if self.host(member).calls.answered(call) {
                     let asked = self.asked.remove(&call).expect("every call was asked");
+                    self.outcomes.insert(call, answer.result.as_ref().err().cloned());
                     self.answered(asked, answer);
                 }
             }
@@ -361,6 +405,9 @@ impl Cluster {
     }
 
     fn send(&mut self, from: MemberId, to: MemberId, message: Bytes) {
+        if self.copied == Some((from, to, message[0])) {
+            self.copies.push(Packet { due_ms: 0, from, to, message: message.clone() });
+        }
         if self.cut.contains(&(from, to)) || self.percent(self.loss_percent) {
             return;
         }
@@ -407,7 +454,7 @@ impl Cluster {
 
     /// Rule 5: who says that it has an entry has it on its disk.
     fn check_durable(&self, member: MemberId, message: &Bytes) {
-        let message = Message::decode(&message[..]).expect("own messages decode");
+        let Some(message) = raft_message(message) else { return };
         let host = &self.hosts[&member];
         if message.msg_type() == MessageType::MsgAppendResponse && !message.reject {
             assert!(
@@ -445,11 +492,11 @@ impl Cluster {
         }
     }
 
-    fn propose(&mut self, member: MemberId, asked: Asked, command: Command) -> CallId {
+    pub fn propose(&mut self, member: MemberId, asked: Asked, command: Command) -> CallId {
         self.ask(member, asked, |call| Input::Propose { call, command })
     }
 
-    fn ask(&mut self, member: MemberId, asked: Asked, input: impl FnOnce(CallId) -> Input) -> CallId {
+    pub fn ask(&mut self, member: MemberId, asked: Asked, input: impl FnOnce(CallId) -> Input) -> CallId {
         let call = self.next_call;
         self.next_call += 1;
         self.asked.insert(call, asked);
@@ -458,4 +505,14 @@ impl Cluster {
         host.inputs.push(input(call));
         call
     }
+}
+
+/// A message between members begins with its kind; raft's own are of kind 0.
+pub fn raft_message(message: &Bytes) -> Option<Message> {
+    let raft = message.strip_prefix(&[0])?;
+    Some(Message::decode(raft).expect("own messages decode"))
+}
+
+pub fn raft_bytes(message: &Message) -> Bytes {
+    [vec![0], message.encode_to_vec()].concat().into()
 }
