@@ -7,6 +7,7 @@ use tenure_machine::{Applied, Command, LeaseChange, LeaseId, LockChange, LockRep
 
 use crate::log::entry_bytes;
 use crate::propose::{Proposal, QueuedCall, Waits, keys_of};
+use crate::question::{LeaderAnswer, Question};
 use crate::read::Confirmed;
 use crate::{Answered, CallId, Failure, Output, Replica, SessionNotice};
 
@@ -178,8 +179,8 @@ impl Replica {
         match change {
             LeaseChange::Granted { lease, ttl_ms } => self.deadlines.set(lease, self.running_ms() + ttl_ms),
             LeaseChange::Ended { lease } => {
-                for call in self.deadlines.remove(lease) {
-                    self.answer(call, Ok(Answered::KeptAlive { ttl_ms: None }));
+                for asker in self.deadlines.remove(lease) {
+                    self.tell_asker(asker, LeaderAnswer::KeptAlive { ttl_ms: None });
                 }
             }
         }
@@ -218,8 +219,9 @@ impl Replica {
     pub(crate) fn keep_leases(&mut self, leases: &[LeaseId]) {
         let (now_ms, retry) = (self.running_ms(), self.running_ms() + self.config.election_max_ms);
         for lease in leases {
-            for call in self.deadlines.keep(*lease, retry) {
-                self.reads.gather(Confirmed::KeepAlive { call, lease: *lease, epoch: 0 }, now_ms);
+            for asker in self.deadlines.keep(*lease, retry) {
+                let question = Question::KeepAlive { lease: *lease, epoch: 0 };
+                self.reads.gather(Confirmed::Question { asker, question }, now_ms);
             }
         }
     }

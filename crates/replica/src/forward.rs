@@ -18,8 +18,9 @@ use bytes::Bytes;
 use tenure_machine::{Command, Envelope, MemberId, Origin, Reply, codec};
 
 use crate::message;
+use crate::outbox::Outbox;
 use crate::propose::{NotAppended, Waits};
-use crate::{CallId, Failure, Output, Replica};
+use crate::{CallId, Config, Failure, Output, Replica};
 
 /// What one message carries of commands, about.
 const MESSAGE_BYTES: usize = 1 << 20;
@@ -31,6 +32,11 @@ impl Replica {
         (leader != raft::INVALID_ID && leader != self.config.member).then_some(leader)
     }
 
+    /// After how long something is sent again.
+    pub(crate) fn patience_ms(&self) -> u64 {
+        self.config.election_min_ms / 2
+    }
+
     /// Has a command proposed by whoever leads, as soon as somebody does, until it is known what became of it.
     pub(crate) fn forward(&mut self, command: Command, waits: Waits, since_ms: u64) {
         if self.forwards.bytes > self.config.inflight_bytes
@@ -38,16 +44,24 @@ impl Replica {
         {
             return self.fail(call, Failure::Overloaded);
         }
-        let origin = self.forwards.next_origin(self.config.member, self.config.boot);
+        let forward = self.make_forward(command, waits, since_ms);
+        self.forwards.bytes += forward.data.len() as u64;
+        self.forwards.pending.add(forward);
+    }
+
+    fn make_forward(&self, command: Command, waits: Waits, since_ms: u64) -> Forward {
+        let (sequence, settled_below) = self.forwards.pending.next_number();
+        let Config { member, boot, .. } = self.config;
+        let origin = Some(Origin { member, boot, sequence, settled_below });
         let mut data = Vec::new();
-        codec::encode(&Envelope { wall_ms: 0, origin: Some(origin), command }, &mut data);
-        self.forwards.add(origin.sequence, data.into(), waits, since_ms);
+        codec::encode(&Envelope { wall_ms: 0, origin, command }, &mut data);
+        Forward { data: data.into(), waits, since_ms }
     }
 
     /// Sends what was not sent yet, and all of it again to a new leader or after a while.
     pub(crate) fn send_forwards(&mut self) {
         let (term, boot, now_ms) = (self.node.raft.term, self.config.boot, self.running_ms());
-        let patience_ms = self.config.election_min_ms / 2;
+        let patience_ms = self.patience_ms();
         if self.forwards.sent_in_term != term {
             self.forwards.begin_term(term);
         }
@@ -102,8 +116,9 @@ impl Replica {
                 // A leave must reach the log one day: under another number it is not refused for the old one.
                 if let Ok(envelope) = codec::decode(data) {
                     let now_ms = self.running_ms();
-                    self.forward(envelope.command, Waits::Nobody, now_ms);
-                    self.forwards.postpone_last(now_ms);
+                    let forward = self.make_forward(envelope.command, Waits::Nobody, now_ms);
+                    self.forwards.bytes += forward.data.len() as u64;
+                    self.forwards.pending.add_for_later(forward, now_ms);
                 }
             }
             waits => {
@@ -212,13 +227,8 @@ impl Replica {
 /// What this member has forwarded and does not know the end of.
 #[derive(Default)]
 pub(crate) struct Forwards {
-    last_sequence: u64,
-    pending: BTreeMap<u64, Forward>,
+    pending: Outbox<Forward>,
     bytes: u64,
-    /// To be sent next, oldest first.
-    due: Vec<u64>,
-    /// When to look for what has waited for too long.
-    scan_ms: u64,
     /// To whom it was sent: there is one leader in a term.
     sent_in_term: u64,
     session: Option<u64>,
@@ -230,56 +240,25 @@ struct Forward {
     data: Bytes,
     waits: Waits,
     since_ms: u64,
-    sent_ms: Option<u64>,
 }
 
 impl Forwards {
-    fn next_origin(&mut self, member: MemberId, boot: u64) -> Origin {
-        self.last_sequence += 1;
-        let settled_below = self.pending.first_key_value().map_or(self.last_sequence, |(lowest, _)| *lowest);
-        Origin { member, boot, sequence: self.last_sequence, settled_below }
-    }
-
-    fn add(&mut self, sequence: u64, data: Bytes, waits: Waits, since_ms: u64) {
-        self.bytes += data.len() as u64;
-        self.due.push(sequence);
-        self.pending.insert(sequence, Forward { data, waits, since_ms, sent_ms: None });
-    }
-
     fn settle(&mut self, sequence: u64) -> Option<Forward> {
-        let settled = self.pending.remove(&sequence)?;
+        let settled = self.pending.settle(sequence)?;
         self.bytes -= settled.data.len() as u64;
         Some(settled)
     }
 
     fn begin_term(&mut self, term: u64) {
         (self.sent_in_term, self.session, self.hello_ms) = (term, None, None);
-        self.due = self.pending.keys().copied().collect();
-    }
-
-    /// Not to be sent now, but when it would be sent again.
-    fn postpone_last(&mut self, now_ms: u64) {
-        if let (Some(sequence), Some(mut last)) = (self.due.pop(), self.pending.last_entry()) {
-            debug_assert_eq!(sequence, *last.key());
-            last.get_mut().sent_ms = Some(now_ms);
-        }
+        self.pending.send_all_again();
     }
 
     /// What is to be sent now, in portions for one message each.
     fn take_due(&mut self, now_ms: u64, patience_ms: u64) -> Vec<Vec<Bytes>> {
-        if now_ms >= self.scan_ms {
-            self.scan_ms = now_ms + patience_ms / 4 + 1;
-            let is_late = |forward: &Forward| forward.sent_ms.is_some_and(|sent_ms| sent_ms + patience_ms < now_ms);
-            let late = self.pending.iter().filter(|(_, forward)| is_late(forward)).map(|(sequence, _)| *sequence);
-            self.due.extend(late);
-            self.due.sort_unstable();
-            self.due.dedup();
-        }
         let mut batches: Vec<Vec<Bytes>> = Vec::new();
         let mut bytes = MESSAGE_BYTES;
-        for sequence in self.due.drain(..) {
-            let Some(forward) = self.pending.get_mut(&sequence) else { continue };
-            forward.sent_ms = Some(now_ms);
+        for (_, forward) in self.pending.take_due(now_ms, patience_ms) {
             if bytes >= MESSAGE_BYTES {
                 bytes = 0;
                 batches.push(Vec::new());
@@ -301,19 +280,14 @@ impl Forwards {
 
     fn abandon_where(&mut self, is_abandoned: impl Fn(&Forward, CallId) -> bool) -> Vec<CallId> {
         let mut calls = Vec::new();
-        let mut forgotten = Vec::new();
-        for (sequence, forward) in &mut self.pending {
-            let Some(call) = forward.waits.call().filter(|call| is_abandoned(forward, *call)) else { continue };
+        let forgotten = self.pending.take_where(|was_sent, forward| {
+            let Some(call) = forward.waits.call().filter(|call| is_abandoned(forward, *call)) else { return false };
             calls.push(call);
             forward.waits.abandon();
             // A place that may have been taken must be seen, to be left. All else may come to nothing.
-            if forward.sent_ms.is_none() || !matches!(forward.waits, Waits::Lock { .. }) {
-                forgotten.push(*sequence);
-            }
-        }
-        for sequence in forgotten {
-            self.settle(sequence);
-        }
+            !was_sent || !matches!(forward.waits, Waits::Lock { .. })
+        });
+        self.bytes -= forgotten.iter().map(|forward| forward.data.len() as u64).sum::<u64>();
         calls
     }
 }

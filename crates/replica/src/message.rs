@@ -6,10 +6,11 @@
 use bytes::Bytes;
 use prost011::Message as _;
 use raft::eraftpb::{Message, MessageType};
-use tenure_machine::encoding::{ReadResult, Reader, put_bytes, put_varint};
+use tenure_machine::encoding::{ReadResult, Reader, put_bytes, put_signed, put_varint};
 use tenure_machine::{Envelope, Refusal, codec};
 
-use crate::Failure;
+use crate::question::{LeaderAnswer, Question};
+use crate::{Failure, LeaseStatus};
 
 #[derive(Debug)]
 pub(crate) enum PeerMessage {
@@ -32,6 +33,16 @@ pub(crate) enum PeerMessage {
         session: u64,
         commands: Vec<Envelope>,
     },
+    /// For the leader of `term` to answer.
+    Questions {
+        term: u64,
+        boot: u64,
+        questions: Vec<(u64, Question)>,
+    },
+    Answers {
+        boot: u64,
+        answers: Vec<(u64, LeaderAnswer)>,
+    },
     /// The leader of `term` has not proposed these, and will not.
     Refusals {
         term: u64,
@@ -47,6 +58,8 @@ mod tag {
     pub const WELCOME: u8 = 2;
     pub const COMMANDS: u8 = 3;
     pub const REFUSALS: u8 = 4;
+    pub const QUESTIONS: u8 = 5;
+    pub const ANSWERS: u8 = 6;
 }
 
 pub(crate) fn encode_raft(message: &Message) -> Bytes {
@@ -84,6 +97,68 @@ pub(crate) fn refusals(term: u64, boot: u64, refusals: &[(u64, Failure)]) -> Byt
         into.push(failure_code(failure));
     }
     into.into()
+}
+
+pub(crate) fn questions<'a>(
+    term: u64,
+    boot: u64,
+    questions: impl ExactSizeIterator<Item = (u64, &'a Question)>,
+) -> Bytes {
+    let mut into = encode_numbers(tag::QUESTIONS, [term, boot, questions.len() as u64]);
+    for (number, question) in questions {
+        put_varint(&mut into, number);
+        match question {
+            Question::KeepAlive { lease, epoch } => {
+                into.push(1);
+                put_signed(&mut into, *lease);
+                put_varint(&mut into, *epoch);
+            }
+            Question::TimeToLive(lease) => {
+                into.push(2);
+                put_signed(&mut into, *lease);
+            }
+            Question::Times(leases) => {
+                into.push(3);
+                put_varint(&mut into, leases.len() as u64);
+                leases.iter().for_each(|lease| put_signed(&mut into, *lease));
+            }
+        }
+    }
+    into.into()
+}
+
+pub(crate) fn answers(boot: u64, answers: &[(u64, LeaderAnswer)]) -> Bytes {
+    let mut into = encode_numbers(tag::ANSWERS, [boot, answers.len() as u64]);
+    for (number, answer) in answers {
+        put_varint(&mut into, *number);
+        match answer {
+            LeaderAnswer::KeptAlive { ttl_ms } => {
+                into.push(1);
+                into.push(u8::from(ttl_ms.is_some()));
+                put_varint(&mut into, ttl_ms.unwrap_or(0));
+            }
+            LeaderAnswer::SessionResumed => into.push(2),
+            LeaderAnswer::TimeToLive(status) => {
+                into.push(3);
+                put_status(&mut into, status);
+            }
+            LeaderAnswer::Times(times) => {
+                into.push(4);
+                put_varint(&mut into, times.len() as u64);
+                times.iter().for_each(|status| put_status(&mut into, status));
+            }
+        }
+    }
+    into.into()
+}
+
+fn put_status(into: &mut Vec<u8>, status: &Option<LeaseStatus>) {
+    into.push(u8::from(status.is_some()));
+    if let Some(LeaseStatus { lease, ttl_ms, remaining_ms }) = status {
+        put_signed(into, *lease);
+        put_varint(into, *ttl_ms);
+        put_varint(into, *remaining_ms);
+    }
 }
 
 fn encode_numbers<const N: usize>(tag: u8, numbers: [u64; N]) -> Vec<u8> {
@@ -124,12 +199,54 @@ fn decode_own(tag: u8, reader: &mut Reader, whole: &Bytes) -> ReadResult<PeerMes
                 .map(|_| Ok((reader.varint()?, failure_of_code(reader.byte()?)?)))
                 .collect::<ReadResult<_>>()?,
         },
+        tag::QUESTIONS => PeerMessage::Questions {
+            term: reader.varint()?,
+            boot: reader.varint()?,
+            questions: (0..reader.count()?)
+                .map(|_| Ok((reader.varint()?, decode_question(reader)?)))
+                .collect::<ReadResult<_>>()?,
+        },
+        tag::ANSWERS => PeerMessage::Answers {
+            boot: reader.varint()?,
+            answers: (0..reader.count()?)
+                .map(|_| Ok((reader.varint()?, decode_answer(reader)?)))
+                .collect::<ReadResult<_>>()?,
+        },
         _ => return Err("unknown kind of message"),
     })
 }
 
 fn decode_command(reader: &mut Reader, whole: &Bytes) -> ReadResult<Envelope> {
     codec::decode(whole.slice_ref(reader.bytes()?)).map_err(|error| error.0)
+}
+
+fn decode_question(reader: &mut Reader) -> ReadResult<Question> {
+    Ok(match reader.byte()? {
+        1 => Question::KeepAlive { lease: reader.signed()?, epoch: reader.varint()? },
+        2 => Question::TimeToLive(reader.signed()?),
+        3 => Question::Times((0..reader.count()?).map(|_| reader.signed()).collect::<ReadResult<_>>()?),
+        _ => return Err("unknown question"),
+    })
+}
+
+fn decode_answer(reader: &mut Reader) -> ReadResult<LeaderAnswer> {
+    Ok(match reader.byte()? {
+        1 => {
+            let (is_there, ttl_ms) = (reader.flag()?, reader.varint()?);
+            LeaderAnswer::KeptAlive { ttl_ms: is_there.then_some(ttl_ms) }
+        }
+        2 => LeaderAnswer::SessionResumed,
+        3 => LeaderAnswer::TimeToLive(decode_status(reader)?),
+        4 => LeaderAnswer::Times((0..reader.count()?).map(|_| decode_status(reader)).collect::<ReadResult<_>>()?),
+        _ => return Err("unknown answer"),
+    })
+}
+
+fn decode_status(reader: &mut Reader) -> ReadResult<Option<LeaseStatus>> {
+    if !reader.flag()? {
+        return Ok(None);
+    }
+    Ok(Some(LeaseStatus { lease: reader.signed()?, ttl_ms: reader.varint()?, remaining_ms: reader.varint()? }))
 }
 
 /// What a leader may refuse a forwarded command with.

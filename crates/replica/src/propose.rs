@@ -160,6 +160,7 @@ impl Replica {
         let is_cancelled = |call: CallId| cancelled.binary_search_by_key(&call, |(call, _)| *call).is_ok();
         let mut found = self.proposals.abandon_calls(is_cancelled);
         found.extend(self.forwards.abandon_calls(is_cancelled));
+        found.extend(self.questions.take_calls(is_cancelled));
         self.unsent.retain(|unsent| match unsent.waits.call() {
             Some(call) if is_cancelled(call) => {
                 found.push(call);
@@ -169,7 +170,7 @@ impl Replica {
         });
         self.deadlines.forget_calls(is_cancelled);
         for waiting in self.reads.take_calls(is_cancelled) {
-            found.push(waiting.what.call());
+            found.extend(waiting.what.call());
             self.give_up(&waiting.what);
         }
         found.sort_unstable();

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use raft::eraftpb::{ConfState, Entry, HardState as RaftHardState, Message};
+use raft::eraftpb::{ConfState, Entry, HardState as RaftHardState, Message, MessageType};
 use raft::{RawNode, StateRole};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -20,11 +20,12 @@ use crate::lock_watch::LockHub;
 use crate::log::Log;
 use crate::message::{self, PeerMessage};
 use crate::propose::{Proposals, Queued, Unsent, Waits};
+use crate::question::{Asker, PeerAnswers, Question, Questions};
 use crate::read::{Confirmed, Reads};
 use crate::watch::Hub;
 use crate::{
-    Answer, Answered, CallId, Consistency, Failure, HardState, Input, LogEntry, Now, Output, Persist, SaveSnapshot,
-    SessionNotice, Status, StreamId,
+    Answer, Answered, CallId, Consistency, Failure, HardState, Input, LogEntry, Now, Output, Persist, Read,
+    SaveSnapshot, SessionNotice, Status, StreamId,
 };
 
 /// History events freed in a tick after a compaction, beside those that each command frees.
@@ -53,6 +54,8 @@ pub struct Replica {
     /// All pauses of this process together, see [`crate::deadlines`].
     pub(crate) paused_ms: u64,
     pub(crate) role: (StateRole, u64),
+    /// Who leads, as far as this member knows, and in which term.
+    pub(crate) leader: (MemberId, u64),
     /// This member leads, and has applied everything that was committed before its term.
     pub(crate) leading: bool,
     pub(crate) unsent: Vec<Unsent>,
@@ -62,6 +65,9 @@ pub struct Replica {
     pub(crate) greeted: Greeted,
     /// Refused in this step, by member.
     pub(crate) refusals: BTreeMap<MemberId, Vec<(u64, Failure)>>,
+    pub(crate) questions: Questions,
+    /// Answered in this step, for other members.
+    pub(crate) peer_answers: PeerAnswers,
     pub(crate) reads: Reads,
     pub(crate) queued: Queued,
     pub(crate) deadlines: Deadlines,
@@ -144,12 +150,15 @@ impl Replica {
             last_tick_ms: now.monotonic_ms,
             paused_ms: 0,
             role,
+            leader: (raft::INVALID_ID, 0),
             leading: false,
             unsent: Vec::new(),
             proposals: Proposals::default(),
             forwards: Forwards::default(),
             greeted: Greeted::default(),
             refusals: BTreeMap::new(),
+            questions: Questions::default(),
+            peer_answers: PeerAnswers::new(),
             reads: Reads::default(),
             queued: Queued::default(),
             deadlines: Deadlines::default(),
@@ -306,7 +315,7 @@ impl Replica {
             return;
         }
         self.timeouts_due_ms = now_ms + self.config.tick_ms;
-        self.reads.retry_older_than(now_ms.saturating_sub(self.config.election_min_ms));
+        self.retry_reads();
         let Some(since_ms) = now_ms.checked_sub(self.config.call_timeout_ms) else { return };
         let mut late = self.proposals.abandon_older_than(since_ms);
         late.extend(self.forwards.abandon_older_than(since_ms));
@@ -314,8 +323,11 @@ impl Replica {
             self.fail(call, Failure::TimedOut);
         }
         for waiting in self.reads.take_older_than(since_ms) {
-            self.fail(waiting.what.call(), self.why_unanswered());
+            waiting.what.call().into_iter().for_each(|call| self.fail(call, self.why_unanswered()));
             self.give_up(&waiting.what);
+        }
+        for call in self.questions.take_older_than(since_ms) {
+            self.fail(call, self.why_unanswered());
         }
         // A leave must reach the log one day: somebody else waits behind that place.
         let is_late = |unsent: &Unsent| unsent.since_ms < since_ms && unsent.waits.call().is_some();
@@ -337,12 +349,13 @@ impl Replica {
             Input::Propose { call, command } => self.propose_in_turn(command, Waits::Call(call)),
             Input::Lock { call, lock } => self.join(call, lock),
             Input::Read { call, read, consistency: Consistency::Serializable } => self.read(call, read),
+            Input::Read { call, read: read @ (Read::LeaseTimeToLive(_) | Read::LeaseTimes(_)), .. } => {
+                self.read(call, read)
+            }
             Input::Read { call, read, consistency: Consistency::Linearizable } => {
                 self.reads.gather(Confirmed::Read { call, read }, self.running_ms())
             }
-            Input::KeepAlive { call, lease, epoch } => {
-                self.reads.gather(Confirmed::KeepAlive { call, lease, epoch }, self.running_ms())
-            }
+            Input::KeepAlive { call, lease, epoch } => self.ask(call, Question::KeepAlive { lease, epoch }),
             Input::Cancel { call } => self.cancel(call, None),
             Input::CancelLock { call, leave } => self.cancel(call, Some(leave)),
             Input::Watch { stream, request } => {
@@ -384,6 +397,8 @@ impl Replica {
                 self.take_commands(from, (term, boot, session), commands)
             }
             Some(PeerMessage::Refusals { term, boot, refusals }) => self.take_refusals(term, boot, refusals),
+            Some(PeerMessage::Questions { term, boot, questions }) => self.take_questions(from, term, boot, questions),
+            Some(PeerMessage::Answers { boot, answers }) => self.take_answers(boot, answers),
             None => {}
         }
     }
@@ -406,6 +421,7 @@ impl Replica {
                 self.send_unsent();
             }
             self.send_forwards();
+            self.send_questions();
             self.issue_reads();
             if !self.node.has_ready() {
                 break;
@@ -417,14 +433,23 @@ impl Replica {
         }
     }
 
-    /// Rule 16: the election timeout is drawn when role or term changes, and only then.
     pub(crate) fn note_role(&mut self) {
+        let leader = (self.node.raft.leader_id, self.node.raft.term);
+        if leader != self.leader {
+            self.leader = leader;
+            self.tell_sessions_of_leader();
+            self.reads.begin_again();
+        }
+        self.note_own_role();
+    }
+
+    /// Rule 16: the election timeout is drawn when role or term changes, and only then.
+    fn note_own_role(&mut self) {
         let role = (self.node.raft.state, self.node.raft.term);
         if role == self.role {
             return;
         }
         self.role = role;
-        self.tell_sessions_of_leader();
         let (low, high) = election_ticks(&self.config);
         let ticks = low + (self.random.next_u64() % (high - low) as u64) as usize;
         self.node.raft.set_randomized_election_timeout(ticks);
@@ -436,8 +461,8 @@ impl Replica {
             self.history_samples.clear();
             // In another term they would expire nothing.
             self.unsent.retain(|unsent| !matches!(unsent.waits, Waits::Expiry(_)));
-            let mut calls = self.deadlines.clear();
-            calls.extend(self.reads.take_leaders_own());
+            let mut calls: Vec<CallId> = self.deadlines.clear().into_iter().filter_map(Asker::call).collect();
+            calls.extend(self.reads.take_questions());
             for call in calls {
                 self.fail(call, Failure::LeaderChanged);
             }
@@ -458,8 +483,15 @@ impl Replica {
         for message in ready.take_messages() {
             self.outputs.push(Output::Send { to: message.to, message: message::encode_raft(&message) });
         }
-        let messages: Vec<_> =
-            ready.take_persisted_messages().iter().map(|m| (m.to, message::encode_raft(m))).collect();
+        // A question promises nothing, and need not wait until something is durable.
+        let (questions, persisted): (Vec<_>, Vec<_>) = ready
+            .take_persisted_messages()
+            .into_iter()
+            .partition(|message| message.msg_type() == MessageType::MsgReadIndex);
+        for message in questions {
+            self.outputs.push(Output::Send { to: message.to, message: message::encode_raft(&message) });
+        }
+        let messages: Vec<_> = persisted.iter().map(|m| (m.to, message::encode_raft(m))).collect();
         let hard_state = ready.hs().map(|state| HardState { term: state.term, vote: state.vote, commit: state.commit });
         let entries = ready.take_entries();
         let sync = ready.must_sync();
@@ -513,6 +545,7 @@ impl Replica {
 
     pub(crate) fn end_step(&mut self) {
         self.send_refusals();
+        self.send_answers();
         self.hub.flush(&self.machine, self.node.raft.term, &mut self.outputs);
         self.ask_for_snapshot();
         self.wake_ms = self.next_wake_ms();

@@ -12,8 +12,7 @@ mod members;
 
 use harness::{Disk, config};
 use members::{Asked, Cluster, Counts, MEMBERS, raft_bytes};
-use prost011::Message as _;
-use raft::eraftpb::{ConfState, Message, MessageType};
+use raft::eraftpb::{Message, MessageType};
 use rand_chacha::rand_core::RngCore;
 use tenure_machine::*;
 use tenure_replica::{Boot, CallId, Config, HardState, Input, Now, Output, Replica};
@@ -169,9 +168,7 @@ fn a_snapshot_message_is_dropped() {
 /// A leader with learners and no other voter must go on telling them that it is there.
 #[test]
 fn a_leader_of_learners_sends_heartbeats() {
-    let configuration = ConfState { voters: vec![1], learners: vec![2], ..ConfState::default() };
-    let configuration = configuration.encode_to_vec().into();
-    let boot = Boot { configuration, ..Disk::new(&[1]).boot() };
+    let boot = Disk::new(&[1], &[2]).boot();
     let now = |monotonic_ms| Now { monotonic_ms, wall_ms: 0 };
     let mut replica = Replica::boot(small_config(), boot, now(0)).expect("boots");
     let mut sent_ms = Vec::new();
@@ -189,7 +186,7 @@ fn a_leader_of_learners_sends_heartbeats() {
 #[test]
 fn a_vote_of_an_earlier_term_binds_nobody() {
     let hard_state = HardState { term: 0, vote: 2, commit: 0 };
-    let boot = Boot { hard_state, ..Disk::new(&MEMBERS).boot() };
+    let boot = Boot { hard_state, ..Disk::new(&MEMBERS, &[]).boot() };
     let now = Now { monotonic_ms: 0, wall_ms: 0 };
     let mut replica = Replica::boot(small_config(), boot, now).expect("boots");
     let mut message = Message { to: 1, from: 3, term: 1, index: 9, log_term: 1, ..Message::default() };

@@ -11,13 +11,13 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use tenure_machine::*;
 use tenure_replica::{
-    Answer, Answered, CallId, Config, Consistency, Failure, Input, Now, Output, Read, Replica, Status,
+    Answer, Answered, CallId, Config, Consistency, Failure, Input, LeaseStatus, Now, Output, Read, Replica, Status,
 };
 
 use crate::harness::{Calls, Disk};
 
 pub const MEMBERS: [MemberId; 3] = [1, 2, 3];
-const TTL_MS: u64 = 1500;
+pub const TTL_MS: u64 = 1500;
 
 pub struct Cluster {
     seed: u64,
@@ -27,6 +27,8 @@ pub struct Cluster {
     packets: Vec<Packet>,
     /// Between these no message gets through, in this direction.
     pub cut: Vec<(MemberId, MemberId)>,
+    /// Between these only raft's own messages do not.
+    pub cut_raft: Vec<(MemberId, MemberId)>,
     pub loss_percent: u64,
     /// Of these (from, to, kind) a copy is kept, to be delivered when a test wants it.
     pub copied: Option<(MemberId, MemberId, u8)>,
@@ -36,6 +38,8 @@ pub struct Cluster {
     pub asked: BTreeMap<CallId, Asked>,
     /// How calls were answered: None = well.
     pub outcomes: BTreeMap<CallId, Option<Failure>>,
+    /// What is left of leases, as calls were told.
+    pub lease_times: BTreeMap<CallId, Vec<Option<LeaseStatus>>>,
     /// Keys that one call each has put, once.
     marks: BTreeMap<CallId, Bytes>,
     /// The highest revision at which `register` was written and acknowledged.
@@ -92,6 +96,10 @@ pub struct Packet {
 
 impl Cluster {
     pub fn new(seed: u64, config: Config) -> Cluster {
+        Cluster::of(seed, config, &MEMBERS, &[])
+    }
+
+    pub fn of(seed: u64, config: Config, voters: &[MemberId], learners: &[MemberId]) -> Cluster {
         let mut cluster = Cluster {
             seed,
             random: ChaCha8Rng::seed_from_u64(seed),
@@ -99,6 +107,7 @@ impl Cluster {
             hosts: BTreeMap::new(),
             packets: Vec::new(),
             cut: Vec::new(),
+            cut_raft: Vec::new(),
             loss_percent: 0,
             copied: None,
             copies: Vec::new(),
@@ -106,29 +115,37 @@ impl Cluster {
             next_call: 1,
             asked: BTreeMap::new(),
             outcomes: BTreeMap::new(),
+            lease_times: BTreeMap::new(),
             marks: BTreeMap::new(),
             written: 0,
             promised_ms: BTreeMap::new(),
             hashes: BTreeMap::new(),
             counts: Counts::default(),
         };
-        for member in MEMBERS {
-            let mut disk = Disk::new(&MEMBERS);
-            let replica = cluster.boot(member, 0, &mut disk);
-            let host = Host {
-                replica,
-                disk,
-                calls: Calls::default(),
-                inputs: Vec::new(),
-                disk_done_ms: None,
-                disk_pace_ms: 1,
-                paused_until_ms: 0,
-                boots: 0,
-                durable_last: 1,
-            };
-            cluster.hosts.insert(member, host);
+        for member in voters.iter().chain(learners) {
+            cluster.start(*member, Disk::new(voters, learners));
         }
         cluster
+    }
+
+    pub fn start(&mut self, member: MemberId, mut disk: Disk) {
+        let replica = self.boot(member, 0, &mut disk);
+        let host = Host {
+            replica,
+            disk,
+            calls: Calls::default(),
+            inputs: Vec::new(),
+            disk_done_ms: None,
+            disk_pace_ms: 1,
+            paused_until_ms: 0,
+            boots: 0,
+            durable_last: 1,
+        };
+        self.hosts.insert(member, host);
+    }
+
+    pub fn members(&self) -> Vec<MemberId> {
+        self.hosts.keys().copied().collect()
     }
 
     pub fn status(&self, member: MemberId) -> Status {
@@ -137,12 +154,12 @@ impl Cluster {
 
     /// Whoever believes to lead, in the highest term.
     pub fn leader(&self) -> Option<MemberId> {
-        let leads = MEMBERS.into_iter().filter(|member| self.status(*member).leader == *member);
+        let leads = self.members().into_iter().filter(|member| self.status(*member).leader == *member);
         leads.max_by_key(|member| self.status(*member).term)
     }
 
     pub fn host(&mut self, member: MemberId) -> &mut Host {
-        self.hosts.get_mut(&member).expect("one of three")
+        self.hosts.get_mut(&member).expect("a member that was started")
     }
 
     pub fn draw(&mut self, below: u64) -> u64 {
@@ -264,13 +281,13 @@ impl Cluster {
     }
 
     pub fn isolate(&mut self, member: MemberId) {
-        for other in MEMBERS.into_iter().filter(|other| *other != member) {
+        for other in self.members().into_iter().filter(|other| *other != member) {
             self.cut.extend([(member, other), (other, member)]);
         }
     }
 
     pub fn restart(&mut self, member: MemberId) {
-        let mut host = self.hosts.remove(&member).expect("one of three");
+        let mut host = self.hosts.remove(&member).expect("a member that was started");
         for call in std::mem::take(&mut host.calls).waiting() {
             self.asked.remove(call);
         }
@@ -283,6 +300,7 @@ impl Cluster {
 
     pub fn heal(&mut self) {
         self.cut.clear();
+        self.cut_raft.clear();
         self.loss_percent = 0;
         for host in self.hosts.values_mut() {
             host.disk_pace_ms = 1;
@@ -308,7 +326,7 @@ impl Cluster {
     fn tick(&mut self) {
         self.now_ms += 1;
         self.deliver();
-        for member in MEMBERS {
+        for member in self.members() {
             let now_ms = self.now_ms;
             let host = self.host(member);
             if host.paused_until_ms > now_ms {
@@ -330,8 +348,12 @@ impl Cluster {
             std::mem::take(&mut self.packets).into_iter().partition(|packet| packet.due_ms <= now_ms);
         self.packets = later;
         for Packet { from, to, message, .. } in due {
-            if !self.cut.contains(&(from, to)) {
-                self.host(to).inputs.push(Input::Message { from, message });
+            let is_cut = self.cut_raft.contains(&(from, to)) && message[0] == 0;
+            if !is_cut
+                && !self.cut.contains(&(from, to))
+                && let Some(host) = self.hosts.get_mut(&to)
+            {
+                host.inputs.push(Input::Message { from, message });
             }
         }
     }
@@ -396,6 +418,9 @@ impl Cluster {
                 if self.host(member).calls.answered(call) {
                     let asked = self.asked.remove(&call).expect("every call was asked");
                     self.outcomes.insert(call, answer.result.as_ref().err().cloned());
+                    if let Ok(Answered::LeaseTimes(times)) = &answer.result {
+                        self.lease_times.insert(call, times.clone());
+                    }
                     self.answered(asked, answer);
                 }
             }
