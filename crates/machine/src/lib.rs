@@ -14,7 +14,7 @@ mod change;
 mod check;
 pub mod codec;
 pub mod command;
-mod encoding;
+pub mod encoding;
 mod hash;
 mod hash_keys;
 mod lease;

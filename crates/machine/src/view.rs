@@ -12,7 +12,7 @@ use crate::lock::{LockEntry, Locks, Queue, RecentHolder};
 use crate::mvcc::Store;
 use crate::origin::Origins;
 use crate::{
-    Alarm, Commit, KeyValue, LeaseId, Member, MemberId, RangeQuery, RangeReply, Refusal, Revision, SharedBytes,
+    Alarm, Commit, KeyValue, LeaseId, Member, MemberId, Origin, RangeQuery, RangeReply, Refusal, Revision, SharedBytes,
     hash_keys, snapshot,
 };
 
@@ -108,6 +108,11 @@ impl View {
 
     pub fn members(&self) -> Vec<Member> {
         self.members.values().map(|member| Member::clone(member)).collect()
+    }
+
+    /// Whether a forwarded command would have no effect: it was applied before, or its origin is through with it.
+    pub fn is_settled(&self, origin: &Origin) -> bool {
+        self.origins.is_settled(origin)
     }
 
     pub fn alarms(&self) -> Vec<Alarm> {

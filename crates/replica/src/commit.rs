@@ -7,6 +7,7 @@ use tenure_machine::{Applied, Command, LeaseChange, LeaseId, LockChange, LockRep
 
 use crate::log::entry_bytes;
 use crate::propose::{Proposal, QueuedCall, Waits, keys_of};
+use crate::question::{LeaderAnswer, Question};
 use crate::read::Confirmed;
 use crate::{Answered, CallId, Failure, Output, Replica, SessionNotice};
 
@@ -61,7 +62,11 @@ impl Replica {
             Command::Compact { .. } => self.compact_asked = false,
             _ => {}
         }
-        self.tell(applied, proposal.map(|proposal| proposal.waits));
+        let waits = match envelope.origin {
+            Some(origin) => self.take_forward(&origin, &applied.reply),
+            None => proposal.map(|proposal| proposal.waits),
+        };
+        self.tell(applied, waits);
     }
 
     /// The proposal that this entry is, if it is one of this member's own.
@@ -119,6 +124,7 @@ impl Replica {
         for (lease, ttl_ms) in self.machine.state().lease_ttls_ms() {
             self.deadlines.set(lease, clock + ttl_ms + margin);
         }
+        self.welcome_all();
     }
 
     pub(crate) fn tell(&mut self, applied: Applied, waits: Option<Waits>) {
@@ -173,8 +179,8 @@ impl Replica {
         match change {
             LeaseChange::Granted { lease, ttl_ms } => self.deadlines.set(lease, self.running_ms() + ttl_ms),
             LeaseChange::Ended { lease } => {
-                for call in self.deadlines.remove(lease) {
-                    self.answer(call, Ok(Answered::KeptAlive { ttl_ms: None }));
+                for asker in self.deadlines.remove(lease) {
+                    self.tell_asker(asker, LeaderAnswer::KeptAlive { ttl_ms: None });
                 }
             }
         }
@@ -215,8 +221,9 @@ impl Replica {
     pub(crate) fn keep_leases(&mut self, leases: &[LeaseId]) {
         let (now_ms, retry) = (self.running_ms(), self.running_ms() + self.config.election_max_ms);
         for lease in leases {
-            for call in self.deadlines.keep(*lease, retry) {
-                self.reads.gather(Confirmed::KeepAlive { call, lease: *lease, epoch: 0 }, now_ms);
+            for asker in self.deadlines.keep(*lease, retry) {
+                let question = Question::KeepAlive { lease: *lease, epoch: 0 };
+                self.reads.gather(Confirmed::Question { asker, question }, now_ms);
             }
         }
     }

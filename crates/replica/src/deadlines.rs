@@ -8,18 +8,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use tenure_machine::LeaseId;
 
 use crate::CallId;
+use crate::question::Asker;
 
 #[derive(Default)]
 pub(crate) struct Deadlines {
     by_lease: BTreeMap<LeaseId, u64>,
     by_time: BTreeSet<(u64, LeaseId)>,
     /// Leases whose end is proposed, with the renewals that came meanwhile and wait for its outcome.
-    expiring: BTreeMap<LeaseId, Vec<CallId>>,
+    expiring: BTreeMap<LeaseId, Vec<Asker>>,
 }
 
 impl Deadlines {
     /// Forgets everything: this member leads no more. Gives back the renewals that waited.
-    pub(crate) fn clear(&mut self) -> Vec<CallId> {
+    pub(crate) fn clear(&mut self) -> Vec<Asker> {
         self.by_lease.clear();
         self.by_time.clear();
         std::mem::take(&mut self.expiring).into_values().flatten().collect()
@@ -33,7 +34,7 @@ impl Deadlines {
     }
 
     /// The lease is gone; gives back the renewals that waited for that.
-    pub(crate) fn remove(&mut self, lease: LeaseId) -> Vec<CallId> {
+    pub(crate) fn remove(&mut self, lease: LeaseId) -> Vec<Asker> {
         if let Some(old) = self.by_lease.remove(&lease) {
             self.by_time.remove(&(old, lease));
         }
@@ -65,10 +66,10 @@ impl Deadlines {
     }
 
     /// If the lease's end is in flight, the renewal waits for its outcome.
-    pub(crate) fn wait_for_expiry(&mut self, lease: LeaseId, call: CallId) -> bool {
+    pub(crate) fn wait_for_expiry(&mut self, lease: LeaseId, asker: Asker) -> bool {
         match self.expiring.get_mut(&lease) {
             Some(waiting) => {
-                waiting.push(call);
+                waiting.push(asker);
                 true
             }
             None => false,
@@ -77,7 +78,7 @@ impl Deadlines {
 
     /// The end of this lease was not carried out: it lives on, and is due again at `retry` unless it
     /// is renewed. Gives back the renewals that waited.
-    pub(crate) fn keep(&mut self, lease: LeaseId, retry: u64) -> Vec<CallId> {
+    pub(crate) fn keep(&mut self, lease: LeaseId, retry: u64) -> Vec<Asker> {
         let Some(waiting) = self.expiring.remove(&lease) else { return Vec::new() };
         if self.by_lease.contains_key(&lease) {
             self.set(lease, retry);
@@ -88,7 +89,7 @@ impl Deadlines {
     /// Renewals that nobody waits for any more.
     pub(crate) fn forget_calls(&mut self, is_forgotten: impl Fn(CallId) -> bool) {
         for waiting in self.expiring.values_mut() {
-            waiting.retain(|call| !is_forgotten(*call));
+            waiting.retain(|asker| !asker.call().is_some_and(&is_forgotten));
         }
     }
 }
@@ -111,11 +112,11 @@ mod tests {
     fn a_renewal_waits_for_an_expiry_in_flight() {
         let mut deadlines = Deadlines::default();
         deadlines.set(7, 100);
-        assert!(!deadlines.wait_for_expiry(7, 1));
+        assert!(!deadlines.wait_for_expiry(7, Asker::Call(1)));
         assert_eq!(deadlines.take_due(100, 10), [7]);
         assert!(deadlines.take_due(100, 10).is_empty(), "proposed once");
-        assert!(deadlines.wait_for_expiry(7, 1));
-        assert_eq!(deadlines.remove(7), [1]);
+        assert!(deadlines.wait_for_expiry(7, Asker::Call(1)));
+        assert_eq!(deadlines.remove(7), [Asker::Call(1)]);
     }
 
     #[test]
@@ -123,8 +124,8 @@ mod tests {
         let mut deadlines = Deadlines::default();
         deadlines.set(7, 100);
         deadlines.take_due(100, 10);
-        deadlines.wait_for_expiry(7, 1);
-        assert_eq!(deadlines.keep(7, 120), [1]);
+        deadlines.wait_for_expiry(7, Asker::Call(1));
+        assert_eq!(deadlines.keep(7, 120), [Asker::Call(1)]);
         assert!(
             deadlines.take_due(119, 10).is_empty(),
             "not at once, or a refused expiry would be proposed without end"

@@ -72,7 +72,7 @@ pub enum Input {
         stream: StreamId,
         lease: LeaseId,
     },
-    /// A raft message from a peer, as bytes.
+    /// What a peer gave out as [`crate::Output::Send`] for this member.
     Message {
         from: MemberId,
         message: Bytes,

@@ -8,11 +8,15 @@
 mod commit;
 pub mod config;
 mod deadlines;
+mod forward;
 pub mod input;
 mod lock_watch;
 mod log;
+mod message;
+mod outbox;
 pub mod output;
 mod propose;
+mod question;
 mod read;
 pub mod replica;
 pub mod status;

@@ -18,30 +18,48 @@ const EXPIRE_AT_ONCE: usize = 50_000;
 const HISTORY_SAMPLE_MS: u64 = 60_000;
 
 impl Replica {
+    /// Into the log, by whoever leads; kept while nobody does.
     pub(crate) fn propose(&mut self, command: Command, waits: Waits) {
-        let now_ms = self.running_ms();
+        self.propose_since(self.running_ms(), command, waits);
+    }
+
+    fn propose_since(&mut self, since_ms: u64, command: Command, waits: Waits) {
         if !self.is_leader() {
-            self.unsent.push(Unsent { since_ms: now_ms, command, waits });
-            return;
-        }
-        if self.is_over_quota() && self.grows(&command) {
-            if let Some(call) = waits.call() {
-                self.fail(call, Failure::Refused(Refusal::NoSpace));
+            match self.other_leader() {
+                Some(_) => self.forward(command, waits, since_ms),
+                None => self.unsent.push(Unsent { since_ms, command, waits }),
             }
-            self.raise_no_space();
             return;
         }
-        let envelope = Envelope { wall_ms: self.now.wall_ms, origin: None, command };
+        // Somebody waits behind a place that is to be left: that must not be lost with this leadership.
+        if matches!((&command, &waits), (Command::Leave(_), Waits::Nobody)) && !self.is_only_voter() {
+            return self.forward(command, waits, since_ms);
+        }
+        let mut envelope = Envelope { wall_ms: 0, origin: None, command };
+        match (self.append(&mut envelope), waits.call()) {
+            (Ok((index, term)), _) => self.proposals.push(Proposal { index, term, since_ms, waits }),
+            (Err(NotAppended::Refused(failure)), Some(call)) => self.fail(call, failure),
+            (Err(NotAppended::Refused(Failure::Refused(_))), None) => {}
+            (Err(_), _) => self.unsent.push(Unsent { since_ms, command: envelope.command, waits }),
+        }
+    }
+
+    /// Into this leader's log, with its stamp; gives index and term.
+    pub(crate) fn append(&mut self, envelope: &mut Envelope) -> Result<(u64, u64), NotAppended> {
+        if self.is_over_quota() && self.grows(&envelope.command) {
+            self.raise_no_space();
+            return Err(NotAppended::Refused(Failure::Refused(Refusal::NoSpace)));
+        }
+        if self.node.raft.lead_transferee.is_some() {
+            return Err(NotAppended::NotNow);
+        }
+        envelope.wall_ms = self.now.wall_ms;
         // Encoded where there is room already, so that what the log keeps is allocated once, as large as it is.
         self.encoded.clear();
-        codec::encode(&envelope, &mut self.encoded);
+        codec::encode(envelope, &mut self.encoded);
         if self.node.propose(Vec::new(), self.encoded.clone()).is_err() {
-            // The only way a leader refuses is that too much is under way.
-            match waits.call() {
-                Some(call) => self.fail(call, Failure::Overloaded),
-                None => self.unsent.push(Unsent { since_ms: now_ms, command: envelope.command, waits }),
-            }
-            return;
+            // Too much is under way.
+            return Err(NotAppended::Refused(Failure::Overloaded));
         }
         let raft = &self.node.raft;
         let (index, term) = (raft.raft_log.last_index(), raft.term);
@@ -52,7 +70,7 @@ impl Replica {
         if let Command::LeaseGrant(grant) = &envelope.command {
             self.granting.insert(grant.lease);
         }
-        self.proposals.push(Proposal { index, term, since_ms: now_ms, waits });
+        Ok((index, term))
     }
 
     /// For a client: behind everything that came before it and was held back.
@@ -66,6 +84,10 @@ impl Replica {
     /// place is durable.
     pub(crate) fn join(&mut self, call: CallId, lock: Lock) {
         let waits = Waits::for_lock(call, &lock);
+        if !self.is_leader() {
+            // Only a leader knows what is under way.
+            return self.propose_in_turn(Command::Lock(lock), waits);
+        }
         let state = self.machine.state();
         let (entries, granted) = state.lock_counts(&lock.name);
         let ahead = match lock.mode {
@@ -108,10 +130,18 @@ impl Replica {
     }
 
     pub(crate) fn send_unsent(&mut self) {
-        if self.is_leader() && !self.unsent.is_empty() {
-            for unsent in std::mem::take(&mut self.unsent) {
-                self.propose(unsent.command, unsent.waits);
+        if self.can_send() && !self.unsent.is_empty() {
+            for Unsent { since_ms, command, waits } in std::mem::take(&mut self.unsent) {
+                self.propose_since(since_ms, command, waits);
             }
+        }
+    }
+
+    /// Somebody is there to propose to. A leader that is giving up its place takes no more.
+    pub(crate) fn can_send(&self) -> bool {
+        match self.is_leader() {
+            true => self.node.raft.lead_transferee.is_none(),
+            false => self.other_leader().is_some(),
         }
     }
 
@@ -135,6 +165,8 @@ impl Replica {
         cancelled.sort_unstable_by_key(|(call, _)| *call);
         let is_cancelled = |call: CallId| cancelled.binary_search_by_key(&call, |(call, _)| *call).is_ok();
         let mut found = self.proposals.abandon_calls(is_cancelled);
+        found.extend(self.forwards.abandon_calls(is_cancelled));
+        found.extend(self.questions.take_calls(is_cancelled));
         self.unsent.retain(|unsent| match unsent.waits.call() {
             Some(call) if is_cancelled(call) => {
                 found.push(call);
@@ -144,7 +176,7 @@ impl Replica {
         });
         self.deadlines.forget_calls(is_cancelled);
         for waiting in self.reads.take_calls(is_cancelled) {
-            found.push(waiting.what.call());
+            found.extend(waiting.what.call());
             self.give_up(&waiting.what);
         }
         found.sort_unstable();
@@ -215,6 +247,13 @@ impl Replica {
             self.propose(Command::Compact { revision: upto }, Waits::Nobody);
         }
     }
+}
+
+/// Why a leader did not take a command.
+pub(crate) enum NotAppended {
+    Refused(Failure),
+    /// It is giving its place to another, who will take it.
+    NotNow,
 }
 
 /// A command that is not proposed yet, because there is no leader or because it can wait.

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use prost011::Message as _;
+use bytes::Bytes;
 use raft::eraftpb::{ConfState, Entry, HardState as RaftHardState, Message, MessageType};
 use raft::{RawNode, StateRole};
 use rand_chacha::ChaCha8Rng;
@@ -15,14 +15,17 @@ use tenure_machine::{LeaseId, Leave, Machine, MemberId};
 
 use crate::config::{Boot, Config, decode_configuration, encode_configuration};
 use crate::deadlines::Deadlines;
+use crate::forward::{Forwards, Greeted};
 use crate::lock_watch::LockHub;
 use crate::log::Log;
+use crate::message::{self, PeerMessage};
 use crate::propose::{Proposals, Queued, Unsent, Waits};
+use crate::question::{Asker, PeerAnswers, Question, Questions};
 use crate::read::{Confirmed, Reads};
 use crate::watch::Hub;
 use crate::{
-    Answer, Answered, CallId, Consistency, Failure, HardState, Input, LogEntry, Now, Output, Persist, SaveSnapshot,
-    SessionNotice, Status, StreamId,
+    Answer, Answered, CallId, Consistency, Failure, HardState, Input, LogEntry, Now, Output, Persist, Read,
+    SaveSnapshot, SessionNotice, Status, StreamId,
 };
 
 /// History events freed in a tick after a compaction, beside those that each command frees.
@@ -51,10 +54,20 @@ pub struct Replica {
     /// All pauses of this process together, see [`crate::deadlines`].
     pub(crate) paused_ms: u64,
     pub(crate) role: (StateRole, u64),
+    /// Who leads, as far as this member knows, and in which term.
+    pub(crate) leader: (MemberId, u64),
     /// This member leads, and has applied everything that was committed before its term.
     pub(crate) leading: bool,
     pub(crate) unsent: Vec<Unsent>,
     pub(crate) proposals: Proposals,
+    pub(crate) forwards: Forwards,
+    /// As a leader: who forwards to this member.
+    pub(crate) greeted: Greeted,
+    /// Refused in this step, by member.
+    pub(crate) refusals: BTreeMap<MemberId, Vec<(u64, Failure)>>,
+    pub(crate) questions: Questions,
+    /// Answered in this step, for other members.
+    pub(crate) peer_answers: PeerAnswers,
     pub(crate) reads: Reads,
     pub(crate) queued: Queued,
     pub(crate) deadlines: Deadlines,
@@ -139,9 +152,15 @@ impl Replica {
             last_tick_ms: now.monotonic_ms,
             paused_ms: 0,
             role,
+            leader: (raft::INVALID_ID, 0),
             leading: false,
             unsent: Vec::new(),
             proposals: Proposals::default(),
+            forwards: Forwards::default(),
+            greeted: Greeted::default(),
+            refusals: BTreeMap::new(),
+            questions: Questions::default(),
+            peer_answers: PeerAnswers::new(),
             reads: Reads::default(),
             queued: Queued::default(),
             deadlines: Deadlines::default(),
@@ -237,6 +256,11 @@ impl Replica {
         is_only_voter(self.config.member, self.node.store().configuration())
     }
 
+    pub(crate) fn is_member(&self, member: MemberId) -> bool {
+        let ConfState { voters, learners, voters_outgoing, learners_next, .. } = self.node.store().configuration();
+        [voters, learners, voters_outgoing, learners_next].iter().any(|members| members.contains(&member))
+    }
+
     /// Nobody else is there, not even a learner.
     pub(crate) fn is_alone(&self) -> bool {
         let configuration = self.node.store().configuration();
@@ -294,25 +318,29 @@ impl Replica {
             return;
         }
         self.timeouts_due_ms = now_ms + self.config.tick_ms;
-        self.reads.retry_older_than(now_ms.saturating_sub(self.config.election_min_ms));
+        self.retry_reads();
         let Some(since_ms) = now_ms.checked_sub(self.config.call_timeout_ms) else { return };
-        for call in self.proposals.abandon_older_than(since_ms) {
+        let mut late = self.proposals.abandon_older_than(since_ms);
+        late.extend(self.forwards.abandon_older_than(since_ms));
+        for call in late {
             self.fail(call, Failure::TimedOut);
         }
         for waiting in self.reads.take_older_than(since_ms) {
-            self.fail(waiting.what.call(), self.why_unanswered());
+            waiting.what.call().into_iter().for_each(|call| self.fail(call, self.why_unanswered()));
             self.give_up(&waiting.what);
         }
-        let late = self.unsent.iter().take_while(|unsent| unsent.since_ms < since_ms).count();
-        let mut kept = Vec::new();
-        for unsent in self.unsent.drain(..late).collect::<Vec<_>>() {
-            match unsent.waits.call() {
-                Some(call) => self.fail(call, Failure::NoLeader),
-                // A leave must reach the log one day: somebody else waits behind that place.
-                None => kept.push(Unsent { since_ms: now_ms, ..unsent }),
+        for call in self.questions.take_older_than(since_ms) {
+            self.fail(call, self.why_unanswered());
+        }
+        // A leave must reach the log one day: somebody else waits behind that place.
+        let is_late = |unsent: &Unsent| unsent.since_ms < since_ms && unsent.waits.call().is_some();
+        if self.unsent.iter().any(is_late) {
+            let (late, kept) = std::mem::take(&mut self.unsent).into_iter().partition(is_late);
+            self.unsent = kept;
+            for unsent in Vec::<Unsent>::into_iter(late) {
+                unsent.waits.call().into_iter().for_each(|call| self.fail(call, Failure::NoLeader));
             }
         }
-        self.unsent.extend(kept);
     }
 
     pub(crate) fn why_unanswered(&self) -> Failure {
@@ -324,12 +352,13 @@ impl Replica {
             Input::Propose { call, command } => self.propose_in_turn(command, Waits::Call(call)),
             Input::Lock { call, lock } => self.join(call, lock),
             Input::Read { call, read, consistency: Consistency::Serializable } => self.read(call, read),
+            Input::Read { call, read: read @ (Read::LeaseTimeToLive(_) | Read::LeaseTimes(_)), .. } => {
+                self.read(call, read)
+            }
             Input::Read { call, read, consistency: Consistency::Linearizable } => {
                 self.reads.gather(Confirmed::Read { call, read }, self.running_ms())
             }
-            Input::KeepAlive { call, lease, epoch } => {
-                self.reads.gather(Confirmed::KeepAlive { call, lease, epoch }, self.running_ms())
-            }
+            Input::KeepAlive { call, lease, epoch } => self.ask(call, Question::KeepAlive { lease, epoch }),
             Input::Cancel { call } => self.cancel(call, None),
             Input::CancelLock { call, leave } => self.cancel(call, Some(leave)),
             Input::Watch { stream, request } => {
@@ -367,13 +396,25 @@ impl Replica {
         }
     }
 
-    pub(crate) fn take_message(&mut self, from: u64, message: &[u8]) {
-        // What does not decode, is meant for another, or cannot be handled yet (proposals of others, a
-        // snapshot to install) is dropped as if the network had lost it.
-        if let Ok(message) = Message::decode(message)
-            && message.to == self.config.member
+    pub(crate) fn take_message(&mut self, from: MemberId, message: &Bytes) {
+        match message::decode(message) {
+            Some(PeerMessage::Raft(message)) => self.take_raft_message(from, *message),
+            Some(PeerMessage::Hello { term, boot }) => self.take_hello(from, term, boot),
+            Some(PeerMessage::Welcome { term, boot, session }) => self.take_welcome(term, boot, session),
+            Some(PeerMessage::Commands { term, boot, session, commands }) => {
+                self.take_commands(from, (term, boot, session), commands)
+            }
+            Some(PeerMessage::Refusals { term, boot, refusals }) => self.take_refusals(term, boot, refusals),
+            Some(PeerMessage::Questions { term, boot, questions }) => self.take_questions(from, term, boot, questions),
+            Some(PeerMessage::Answers { boot, answers }) => self.take_answers(boot, answers),
+            None => {}
+        }
+    }
+
+    fn take_raft_message(&mut self, from: MemberId, message: Message) {
+        if message.to == self.config.member
             && message.from == from
-            && !matches!(message.msg_type(), MessageType::MsgPropose | MessageType::MsgSnapshot)
+            && message::is_sound(&message, self.node.raft.raft_log.last_index())
         {
             let _ = self.node.step(message);
             self.note_role();
@@ -387,6 +428,8 @@ impl Replica {
             if self.unsent_due_ms().is_some_and(|due_ms| due_ms <= self.running_ms()) {
                 self.send_unsent();
             }
+            self.send_forwards();
+            self.send_questions();
             self.issue_reads();
             if !self.node.has_ready() {
                 break;
@@ -398,26 +441,36 @@ impl Replica {
         }
     }
 
-    /// Rule 16: the election timeout is drawn when role or term changes, and only then.
     pub(crate) fn note_role(&mut self) {
+        let leader = (self.node.raft.leader_id, self.node.raft.term);
+        if leader != self.leader {
+            self.leader = leader;
+            self.tell_sessions_of_leader();
+            self.reads.begin_again();
+        }
+        self.note_own_role();
+    }
+
+    /// Rule 16: the election timeout is drawn when role or term changes, and only then.
+    fn note_own_role(&mut self) {
         let role = (self.node.raft.state, self.node.raft.term);
         if role == self.role {
             return;
         }
         self.role = role;
-        self.tell_sessions_of_leader();
         let (low, high) = election_ticks(&self.config);
         let ticks = low + (self.random.next_u64() % (high - low) as u64) as usize;
         self.node.raft.set_randomized_election_timeout(ticks);
         (self.alarm_asked, self.compact_asked) = (false, false);
         self.granting.clear();
+        self.greeted = Greeted::default();
         if self.leading {
             self.leading = false;
             self.history_samples.clear();
             // In another term they would expire nothing.
             self.unsent.retain(|unsent| !matches!(unsent.waits, Waits::Expiry(_)));
-            let mut calls = self.deadlines.clear();
-            calls.extend(self.reads.take_leaders_own());
+            let mut calls: Vec<CallId> = self.deadlines.clear().into_iter().filter_map(Asker::call).collect();
+            calls.extend(self.reads.take_questions());
             for call in calls {
                 self.fail(call, Failure::LeaderChanged);
             }
@@ -436,10 +489,17 @@ impl Replica {
         let number = ready.number();
         self.last_ready = number;
         for message in ready.take_messages() {
-            self.outputs.push(Output::Send { to: message.to, message: message.encode_to_vec().into() });
+            self.outputs.push(Output::Send { to: message.to, message: message::encode_raft(&message) });
         }
-        let messages: Vec<_> =
-            ready.take_persisted_messages().into_iter().map(|m| (m.to, m.encode_to_vec().into())).collect();
+        // A question promises nothing, and need not wait until something is durable.
+        let (questions, persisted): (Vec<_>, Vec<_>) = ready
+            .take_persisted_messages()
+            .into_iter()
+            .partition(|message| message.msg_type() == MessageType::MsgReadIndex);
+        for message in questions {
+            self.outputs.push(Output::Send { to: message.to, message: message::encode_raft(&message) });
+        }
+        let messages: Vec<_> = persisted.iter().map(|m| (m.to, message::encode_raft(m))).collect();
         let hard_state = ready.hs().map(|state| HardState { term: state.term, vote: state.vote, commit: state.commit });
         let entries = ready.take_entries();
         let sync = ready.must_sync();
@@ -492,6 +552,8 @@ impl Replica {
     }
 
     pub(crate) fn end_step(&mut self) {
+        self.send_refusals();
+        self.send_answers();
         self.hub.flush(&self.machine, self.node.raft.term, &mut self.outputs);
         self.ask_for_snapshot();
         self.wake_ms = self.next_wake_ms();
@@ -525,7 +587,7 @@ impl Replica {
         {
             wake = wake.min(deadline + self.paused_ms);
         }
-        if let Some(due_ms) = self.unsent_due_ms().filter(|_| self.is_leader()) {
+        if let Some(due_ms) = self.unsent_due_ms().filter(|_| self.can_send()) {
             wake = wake.min(due_ms + self.paused_ms);
         }
         if !self.reads.is_idle() || self.is_trimming {

@@ -1,7 +1,7 @@
 //! Three members in one thread, their messages as bytes in a box, every decision drawn from a seed.
 //!
 //! Members are stepped, messages delivered, lost, doubled and reordered, disks made slow, members
-//! paused and restarted, while clients at the leader write, read, renew and lock. Afterwards
+//! paused and restarted, while clients anywhere write, read, renew and lock. Afterwards
 //! everything heals. Checked all the time: raft's own assertions, at most one answer to a call,
 //! nothing sent before it is durable, equal state at equal applied index, reads that see all that was
 //! acknowledged before them, one holder at a time, renewals that hold. `REPLICA_SEEDS=from..to` runs others.
@@ -11,9 +11,8 @@ mod harness;
 mod members;
 
 use harness::{Disk, config};
-use members::{Asked, Cluster, Counts, MEMBERS};
-use prost011::Message as _;
-use raft::eraftpb::{ConfState, Message, MessageType};
+use members::{Asked, Cluster, Counts, MEMBERS, raft_bytes};
+use raft::eraftpb::{Message, MessageType};
 use rand_chacha::rand_core::RngCore;
 use tenure_machine::*;
 use tenure_replica::{Boot, CallId, Config, HardState, Input, Now, Output, Replica};
@@ -156,7 +155,7 @@ fn a_snapshot_message_is_dropped() {
     let metadata = message.mut_snapshot().mut_metadata();
     (metadata.index, metadata.term) = (before.last_index + 1000, before.term);
     metadata.mut_conf_state().voters = MEMBERS.to_vec();
-    let message = message.encode_to_vec().into();
+    let message = raft_bytes(&message);
     cluster.host(follower).inputs.push(Input::Message { from: leader, message });
     cluster.run(100);
     assert_eq!(cluster.status(follower).last_index, before.last_index);
@@ -169,9 +168,7 @@ fn a_snapshot_message_is_dropped() {
 /// A leader with learners and no other voter must go on telling them that it is there.
 #[test]
 fn a_leader_of_learners_sends_heartbeats() {
-    let configuration = ConfState { voters: vec![1], learners: vec![2], ..ConfState::default() };
-    let configuration = configuration.encode_to_vec().into();
-    let boot = Boot { configuration, ..Disk::new(&[1]).boot() };
+    let boot = Disk::new(&[1], &[2]).boot();
     let now = |monotonic_ms| Now { monotonic_ms, wall_ms: 0 };
     let mut replica = Replica::boot(small_config(), boot, now(0)).expect("boots");
     let mut sent_ms = Vec::new();
@@ -189,13 +186,13 @@ fn a_leader_of_learners_sends_heartbeats() {
 #[test]
 fn a_vote_of_an_earlier_term_binds_nobody() {
     let hard_state = HardState { term: 0, vote: 2, commit: 0 };
-    let boot = Boot { hard_state, ..Disk::new(&MEMBERS).boot() };
+    let boot = Boot { hard_state, ..Disk::new(&MEMBERS, &[]).boot() };
     let now = Now { monotonic_ms: 0, wall_ms: 0 };
     let mut replica = Replica::boot(small_config(), boot, now).expect("boots");
     let mut message = Message { to: 1, from: 3, term: 1, index: 9, log_term: 1, ..Message::default() };
     message.set_msg_type(MessageType::MsgRequestVote);
     let mut outputs = Vec::new();
-    let message = message.encode_to_vec().into();
+    let message = raft_bytes(&message);
     replica.step(now, [Input::Message { from: 3, message }], &mut outputs);
     let votes: Vec<u64> = outputs
         .iter()
@@ -295,6 +292,7 @@ fn random_schedule(seed: u64) -> Counts {
     cluster.run(3000);
     let left: Vec<_> = cluster.asked.values().filter(|asked| !matches!(asked, Asked::Lock)).collect();
     assert!(left.is_empty(), "seed {seed}: never answered: {left:?}");
+    cluster.check_marks(leader);
     // Leases end, and locks with them, and whoever waits for one is told.
     cluster.run(5000);
     assert!(cluster.asked.is_empty(), "seed {seed}: never answered: {:?}", cluster.asked);
@@ -305,12 +303,13 @@ fn random_schedule(seed: u64) -> Counts {
 
 fn act(cluster: &mut Cluster) {
     let member = match cluster.leader() {
-        Some(leader) if !cluster.percent(5) => leader,
+        Some(leader) if cluster.percent(50) => leader,
         _ => MEMBERS[cluster.draw(3) as usize],
     };
     let lease = 1 + cluster.draw(40) as LeaseId;
     match cluster.draw(12) {
-        0..=2 => drop(cluster.put(member)),
+        0 => drop(cluster.put(member)),
+        1..=2 => drop(cluster.mark(member)),
         3 => drop(cluster.get(member)),
         // A read at a follower asks the leader.
         4 => {

@@ -18,7 +18,7 @@ use harness::{Calls, Disk, config};
 use tenure_machine::*;
 use tenure_replica::{
     Answer, Answered, Boot, CallId, Config, Consistency, HardState, Input, LockNotice, LockWatchRequest, LogEntry,
-    Notice, Now, Output, Read, Replica, WatchRequest, first_configuration,
+    Notice, Now, Output, Read, Replica, WatchRequest,
 };
 
 macro_rules! scripts {
@@ -149,7 +149,7 @@ impl Runner {
         config.join_patience_ms = args.key_or("join_patience_ms", 0)?;
         self.config = config;
         let voters = args.key_or("voters", 1)?;
-        self.disk = Disk::new(&(1..=voters).collect::<Vec<_>>());
+        self.disk = Disk::new(&(1..=voters).collect::<Vec<_>>(), &[]);
         self.now_ms = 1000;
         self.restart(HardState::default())
     }
@@ -216,8 +216,7 @@ impl Runner {
             Output::Session { stream, notice } => format!("session {stream}: {notice:?}"),
             Output::Notice { stream, notice } => format!("stream {stream}: {}", notice_text(notice)),
             Output::SaveSnapshot(save) => {
-                let voters =
-                    if save.configuration == first_configuration(&self.disk.voters) { "same" } else { "other" };
+                let voters = if save.configuration == self.disk.configuration() { "same" } else { "other" };
                 let revision = save.view.revision();
                 format!("save snapshot {}.{}, revision {revision}, {voters} members", save.index, save.term)
             }

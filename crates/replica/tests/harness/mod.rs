@@ -3,23 +3,29 @@
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
+use prost011::Message as _;
+use raft::eraftpb::ConfState;
 use tenure_machine::{Machine, MemberId};
-use tenure_replica::{
-    Boot, CallId, Config, FIRST_INDEX, FIRST_TERM, HardState, LogEntry, Persist, first_configuration,
-};
+use tenure_replica::{Boot, CallId, Config, FIRST_INDEX, FIRST_TERM, HardState, LogEntry, Persist};
 
 /// What a member has on its disk, and what it was told to write and has not yet.
 #[derive(Default)]
 pub struct Disk {
     pub voters: Vec<MemberId>,
+    pub learners: Vec<MemberId>,
     pub hard_state: HardState,
     pub entries: Vec<LogEntry>,
     pub unwritten: Vec<Persist>,
 }
 
 impl Disk {
-    pub fn new(voters: &[MemberId]) -> Disk {
-        Disk { voters: voters.to_vec(), ..Disk::default() }
+    pub fn new(voters: &[MemberId], learners: &[MemberId]) -> Disk {
+        Disk { voters: voters.to_vec(), learners: learners.to_vec(), ..Disk::default() }
+    }
+
+    pub fn configuration(&self) -> Bytes {
+        let Disk { voters, learners, .. } = self;
+        ConfState { voters: voters.clone(), learners: learners.clone(), ..ConfState::default() }.encode_to_vec().into()
     }
 
     /// Makes everything up to `number` durable; gives the messages that may leave now.
@@ -46,7 +52,7 @@ impl Disk {
             machine,
             snapshot_index: FIRST_INDEX,
             snapshot_term: FIRST_TERM,
-            configuration: first_configuration(&self.voters),
+            configuration: self.configuration(),
             snapshot_bytes: 0,
             hard_state: self.hard_state,
             entries: self.entries.clone(),

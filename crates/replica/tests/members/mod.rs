@@ -1,4 +1,6 @@
 //! Three members in one thread: their messages, disks and clients, and what has to hold at every step.
+// Each file of tests uses its own part of it.
+#![allow(dead_code)]
 
 use std::collections::BTreeMap;
 
@@ -9,13 +11,13 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use tenure_machine::*;
 use tenure_replica::{
-    Answer, Answered, CallId, Config, Consistency, Failure, Input, Now, Output, Read, Replica, Status,
+    Answer, Answered, CallId, Config, Consistency, Failure, Input, LeaseStatus, Now, Output, Read, Replica, Status,
 };
 
 use crate::harness::{Calls, Disk};
 
 pub const MEMBERS: [MemberId; 3] = [1, 2, 3];
-const TTL_MS: u64 = 1500;
+pub const TTL_MS: u64 = 1500;
 
 pub struct Cluster {
     seed: u64,
@@ -25,10 +27,21 @@ pub struct Cluster {
     packets: Vec<Packet>,
     /// Between these no message gets through, in this direction.
     pub cut: Vec<(MemberId, MemberId)>,
+    /// Between these only raft's own messages do not.
+    pub cut_raft: Vec<(MemberId, MemberId)>,
     pub loss_percent: u64,
+    /// Of these (from, to, kind) a copy is kept, to be delivered when a test wants it.
+    pub copied: Option<(MemberId, MemberId, u8)>,
+    pub copies: Vec<Packet>,
     config: Config,
     pub next_call: CallId,
     pub asked: BTreeMap<CallId, Asked>,
+    /// How calls were answered: None = well.
+    pub outcomes: BTreeMap<CallId, Option<Failure>>,
+    /// What is left of leases, as calls were told.
+    pub lease_times: BTreeMap<CallId, Vec<Option<LeaseStatus>>>,
+    /// Keys that one call each has put, once.
+    marks: BTreeMap<CallId, Bytes>,
     /// The highest revision at which `register` was written and acknowledged.
     written: Revision,
     /// A lease is promised until then.
@@ -74,7 +87,7 @@ pub struct Host {
     durable_last: u64,
 }
 
-struct Packet {
+pub struct Packet {
     due_ms: u64,
     from: MemberId,
     to: MemberId,
@@ -83,6 +96,10 @@ struct Packet {
 
 impl Cluster {
     pub fn new(seed: u64, config: Config) -> Cluster {
+        Cluster::of(seed, config, &MEMBERS, &[])
+    }
+
+    pub fn of(seed: u64, config: Config, voters: &[MemberId], learners: &[MemberId]) -> Cluster {
         let mut cluster = Cluster {
             seed,
             random: ChaCha8Rng::seed_from_u64(seed),
@@ -90,32 +107,45 @@ impl Cluster {
             hosts: BTreeMap::new(),
             packets: Vec::new(),
             cut: Vec::new(),
+            cut_raft: Vec::new(),
             loss_percent: 0,
+            copied: None,
+            copies: Vec::new(),
             config,
             next_call: 1,
             asked: BTreeMap::new(),
+            outcomes: BTreeMap::new(),
+            lease_times: BTreeMap::new(),
+            marks: BTreeMap::new(),
             written: 0,
             promised_ms: BTreeMap::new(),
             hashes: BTreeMap::new(),
             counts: Counts::default(),
         };
-        for member in MEMBERS {
-            let mut disk = Disk::new(&MEMBERS);
-            let replica = cluster.boot(member, 0, &mut disk);
-            let host = Host {
-                replica,
-                disk,
-                calls: Calls::default(),
-                inputs: Vec::new(),
-                disk_done_ms: None,
-                disk_pace_ms: 1,
-                paused_until_ms: 0,
-                boots: 0,
-                durable_last: 1,
-            };
-            cluster.hosts.insert(member, host);
+        for member in voters.iter().chain(learners) {
+            cluster.start(*member, Disk::new(voters, learners));
         }
         cluster
+    }
+
+    pub fn start(&mut self, member: MemberId, mut disk: Disk) {
+        let replica = self.boot(member, 0, &mut disk);
+        let host = Host {
+            replica,
+            disk,
+            calls: Calls::default(),
+            inputs: Vec::new(),
+            disk_done_ms: None,
+            disk_pace_ms: 1,
+            paused_until_ms: 0,
+            boots: 0,
+            durable_last: 1,
+        };
+        self.hosts.insert(member, host);
+    }
+
+    pub fn members(&self) -> Vec<MemberId> {
+        self.hosts.keys().copied().collect()
     }
 
     pub fn status(&self, member: MemberId) -> Status {
@@ -124,12 +154,12 @@ impl Cluster {
 
     /// Whoever believes to lead, in the highest term.
     pub fn leader(&self) -> Option<MemberId> {
-        let leads = MEMBERS.into_iter().filter(|member| self.status(*member).leader == *member);
+        let leads = self.members().into_iter().filter(|member| self.status(*member).leader == *member);
         leads.max_by_key(|member| self.status(*member).term)
     }
 
     pub fn host(&mut self, member: MemberId) -> &mut Host {
-        self.hosts.get_mut(&member).expect("one of three")
+        self.hosts.get_mut(&member).expect("a member that was started")
     }
 
     pub fn draw(&mut self, below: u64) -> u64 {
@@ -173,6 +203,35 @@ impl Cluster {
         self.propose(member, Asked::Put, Command::Put(put))
     }
 
+    /// A put that must have its effect once if it is answered well, and at most once otherwise.
+    pub fn mark(&mut self, member: MemberId) -> CallId {
+        let key = Bytes::from(format!("mark/{}", self.next_call));
+        self.marks.insert(self.next_call, key.clone());
+        let put = Put { key, value: Bytes::new(), lease: 0, prev_kv: false, ignore_value: false, ignore_lease: false };
+        self.propose(member, Asked::Other, Command::Put(put))
+    }
+
+    /// K3, once everybody has caught up.
+    pub fn check_marks(&self, member: MemberId) {
+        let state = self.hosts[&member].replica.machine().state();
+        for (call, key) in &self.marks {
+            let times = state.get(key).map_or(0, |kv| kv.version);
+            let outcome = self.outcomes.get(call);
+            let expected = match outcome {
+                Some(None) => 1..=1,
+                Some(Some(Failure::Refused(_) | Failure::Overloaded | Failure::NoLeader)) => 0..=0,
+                Some(Some(_)) | None => 0..=1,
+            };
+            assert!(expected.contains(&times), "seed {}: call {call}, {outcome:?}: {times} times", self.seed);
+        }
+    }
+
+    pub fn deliver_copies(&mut self) {
+        for Packet { from, to, message, .. } in std::mem::take(&mut self.copies) {
+            self.host(to).inputs.push(Input::Message { from, message });
+        }
+    }
+
     pub fn get(&mut self, member: MemberId) -> CallId {
         let query = RangeQuery::new(Keys::One(Bytes::from_static(b"register")));
         let consistency = Consistency::Linearizable;
@@ -192,8 +251,18 @@ impl Cluster {
     }
 
     pub fn lock(&mut self, member: MemberId, lease: LeaseId) -> CallId {
-        let lock =
-            Lock { name: Bytes::from_static(b"job"), lease, call: u128::from(self.next_call), ..Default::default() };
+        let lock = Lock {
+            name: Bytes::from_static(b"job"),
+            lease,
+            call: u128::from(self.next_call),
+            mode: Mode::Exclusive,
+            value: Bytes::new(),
+            overwrite: false,
+            owner: Bytes::new(),
+            holder: Bytes::new(),
+            metadata: Bytes::new(),
+            ..Default::default()
+        };
         self.ask(member, Asked::Lock, |call| Input::Lock { call, lock })
     }
 
@@ -212,13 +281,13 @@ impl Cluster {
     }
 
     pub fn isolate(&mut self, member: MemberId) {
-        for other in MEMBERS.into_iter().filter(|other| *other != member) {
+        for other in self.members().into_iter().filter(|other| *other != member) {
             self.cut.extend([(member, other), (other, member)]);
         }
     }
 
     pub fn restart(&mut self, member: MemberId) {
-        let mut host = self.hosts.remove(&member).expect("one of three");
+        let mut host = self.hosts.remove(&member).expect("a member that was started");
         for call in std::mem::take(&mut host.calls).waiting() {
             self.asked.remove(call);
         }
@@ -231,6 +300,7 @@ impl Cluster {
 
     pub fn heal(&mut self) {
         self.cut.clear();
+        self.cut_raft.clear();
         self.loss_percent = 0;
         for host in self.hosts.values_mut() {
             host.disk_pace_ms = 1;
@@ -256,7 +326,7 @@ impl Cluster {
     fn tick(&mut self) {
         self.now_ms += 1;
         self.deliver();
-        for member in MEMBERS {
+        for member in self.members() {
             let now_ms = self.now_ms;
             let host = self.host(member);
             if host.paused_until_ms > now_ms {
@@ -278,8 +348,12 @@ impl Cluster {
             std::mem::take(&mut self.packets).into_iter().partition(|packet| packet.due_ms <= now_ms);
         self.packets = later;
         for Packet { from, to, message, .. } in due {
-            if !self.cut.contains(&(from, to)) {
-                self.host(to).inputs.push(Input::Message { from, message });
+            let is_cut = self.cut_raft.contains(&(from, to)) && message[0] == 0;
+            if !is_cut
+                && !self.cut.contains(&(from, to))
+                && let Some(host) = self.hosts.get_mut(&to)
+            {
+                host.inputs.push(Input::Message { from, message });
             }
         }
     }
@@ -326,22 +400,27 @@ impl Cluster {
                 host.disk_done_ms.get_or_insert(now_ms + host.disk_pace_ms);
             }
             Output::Send { to, message } => {
-                let decoded = Message::decode(&message[..]).expect("own messages decode");
-                // What a leader may say at once promises nothing about its own disk.
-                assert!(
-                    !matches!(decoded.msg_type(), MessageType::MsgAppendResponse | MessageType::MsgRequestVoteResponse)
-                        || decoded.reject
-                        || decoded.index == 0,
-                    "seed {}: {member} sent {:?} before it was durable",
-                    self.seed,
-                    decoded.msg_type()
-                );
+                if let Some(decoded) = raft_message(&message) {
+                    let kind = decoded.msg_type();
+                    // What a leader may say at once promises nothing about its own disk.
+                    assert!(
+                        !matches!(kind, MessageType::MsgAppendResponse | MessageType::MsgRequestVoteResponse)
+                            || decoded.reject
+                            || decoded.index == 0,
+                        "seed {}: {member} sent {kind:?} before it was durable",
+                        self.seed,
+                    );
+                }
                 self.send(member, to, message);
             }
             Output::Queued { .. } | Output::Session { .. } | Output::LockNotice { .. } => {}
             Output::Answer { call, answer } => {
                 if self.host(member).calls.answered(call) {
                     let asked = self.asked.remove(&call).expect("every call was asked");
+                    self.outcomes.insert(call, answer.result.as_ref().err().cloned());
+                    if let Ok(Answered::LeaseTimes(times)) = &answer.result {
+                        self.lease_times.insert(call, times.clone());
+                    }
                     self.answered(asked, answer);
                 }
             }
@@ -352,6 +431,9 @@ impl Cluster {
     }
 
     fn send(&mut self, from: MemberId, to: MemberId, message: Bytes) {
+        if self.copied == Some((from, to, message[0])) {
+            self.copies.push(Packet { due_ms: 0, from, to, message: message.clone() });
+        }
         if self.cut.contains(&(from, to)) || self.percent(self.loss_percent) {
             return;
         }
@@ -398,7 +480,7 @@ impl Cluster {
 
     /// Rule 5: who says that it has an entry has it on its disk.
     fn check_durable(&self, member: MemberId, message: &Bytes) {
-        let message = Message::decode(&message[..]).expect("own messages decode");
+        let Some(message) = raft_message(message) else { return };
         let host = &self.hosts[&member];
         if message.msg_type() == MessageType::MsgAppendResponse && !message.reject {
             assert!(
@@ -436,11 +518,11 @@ impl Cluster {
         }
     }
 
-    fn propose(&mut self, member: MemberId, asked: Asked, command: Command) -> CallId {
+    pub fn propose(&mut self, member: MemberId, asked: Asked, command: Command) -> CallId {
         self.ask(member, asked, |call| Input::Propose { call, command })
     }
 
-    fn ask(&mut self, member: MemberId, asked: Asked, input: impl FnOnce(CallId) -> Input) -> CallId {
+    pub fn ask(&mut self, member: MemberId, asked: Asked, input: impl FnOnce(CallId) -> Input) -> CallId {
         let call = self.next_call;
         self.next_call += 1;
         self.asked.insert(call, asked);
@@ -449,4 +531,14 @@ impl Cluster {
         host.inputs.push(input(call));
         call
     }
+}
+
+/// A message between members begins with its kind; raft's own are of kind 0.
+pub fn raft_message(message: &Bytes) -> Option<Message> {
+    let raft = message.strip_prefix(&[0])?;
+    Some(Message::decode(raft).expect("own messages decode"))
+}
+
+pub fn raft_bytes(message: &Message) -> Bytes {
+    [vec![0], message.encode_to_vec()].concat().into()
 }
