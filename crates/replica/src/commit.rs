@@ -59,6 +59,7 @@ impl Replica {
             Command::LeaseGrant(grant) => drop(self.granting.remove(&grant.lease)),
             Command::Alarm(_) => self.alarm_asked = false,
             Command::Compact { .. } => self.compact_asked = false,
+            Command::Publish(_) => self.members_due = true,
             _ => {}
         }
         self.tell(applied, proposal.map(|proposal| proposal.waits));

@@ -79,6 +79,8 @@ pub struct Replica {
     pub(crate) granting: BTreeSet<LeaseId>,
     pub(crate) alarm_asked: bool,
     pub(crate) compact_asked: bool,
+    /// The members have changed, or were never told.
+    pub(crate) members_due: bool,
     pub(crate) outputs: Vec<Output>,
     pub(crate) failed: bool,
 }
@@ -163,6 +165,7 @@ impl Replica {
             granting: BTreeSet::new(),
             alarm_asked: false,
             compact_asked: false,
+            members_due: true,
             outputs: Vec::new(),
             failed: false,
             config,
@@ -491,6 +494,12 @@ impl Replica {
     pub(crate) fn end_step(&mut self) {
         self.hub.flush(&self.machine, self.node.raft.term, &mut self.outputs);
         self.ask_for_snapshot();
+        if std::mem::take(&mut self.members_due) {
+            let members = self.machine.state().members();
+            if !members.is_empty() {
+                self.outputs.push(Output::Members(members));
+            }
+        }
         self.wake_ms = self.next_wake_ms();
     }
 
