@@ -60,6 +60,7 @@ impl Replica {
             Command::LeaseGrant(grant) => drop(self.granting.remove(&grant.lease)),
             Command::Alarm(_) => self.alarm_asked = false,
             Command::Compact { .. } => self.compact_asked = false,
+            Command::Publish(_) => self.members_due = true,
             _ => {}
         }
         let waits = match envelope.origin {

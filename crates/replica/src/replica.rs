@@ -94,6 +94,8 @@ pub struct Replica {
     pub(crate) compact_asked: bool,
     /// Of the command that is being proposed.
     pub(crate) encoded: Vec<u8>,
+    /// The members have changed, or were never told.
+    pub(crate) members_due: bool,
     pub(crate) outputs: Vec<Output>,
     pub(crate) failed: bool,
 }
@@ -185,6 +187,7 @@ impl Replica {
             alarm_asked: false,
             compact_asked: false,
             encoded: Vec::new(),
+            members_due: true,
             outputs: Vec::new(),
             failed: false,
             config,
@@ -556,6 +559,12 @@ impl Replica {
         self.send_answers();
         self.hub.flush(&self.machine, self.node.raft.term, &mut self.outputs);
         self.ask_for_snapshot();
+        if std::mem::take(&mut self.members_due) {
+            let members = self.machine.state().members();
+            if !members.is_empty() {
+                self.outputs.push(Output::Members(members));
+            }
+        }
         self.wake_ms = self.next_wake_ms();
     }
 

@@ -22,8 +22,8 @@ pub(crate) struct Transport<H> {
     orders: mpsc::UnboundedReceiver<SnapshotOrder>,
     incoming: Arc<Incoming>,
     streams: HashMap<MemberId, Stream>,
-    /// Snapshots under way: at most one to each peer.
-    sending: HashMap<MemberId, AbortHandle>,
+    /// Snapshots under way, with their index: at most one to each peer.
+    sending: HashMap<MemberId, (u64, AbortHandle)>,
     /// All of the above. Dropping it ends them.
     tasks: JoinSet<()>,
 }
@@ -51,6 +51,8 @@ impl<H: Host> Transport<H> {
             let now = members.borrow_and_update().clone();
             self.reconcile(&now);
             let order = tokio::select! {
+                // An order is for a member as it is now.
+                biased;
                 changed = members.changed() => match changed {
                     Ok(()) => continue,
                     Err(_) => return,
@@ -76,12 +78,13 @@ impl<H: Host> Transport<H> {
             }
             stays
         });
-        self.sending.retain(|id, task| {
-            let stays = urls_of(*id).is_some() && !task.is_finished();
-            if !stays {
+        self.sending.retain(|to, (index, task)| {
+            let is_member = urls_of(*to).is_some();
+            if !is_member && !task.is_finished() {
                 task.abort();
+                self.greeter.host.deliver(Input::SnapshotSent { to: *to, index: *index, delivered: false });
             }
-            stays
+            is_member && !task.is_finished()
         });
         for member in members.iter().filter(|member| member.id != own && !member.peer_urls.is_empty()) {
             let Some(queue) = self.greeter.outbox.queue(member.id) else { continue };
@@ -118,13 +121,14 @@ impl<H: Host> Transport<H> {
 
     fn send_snapshot(&mut self, members: &[Member], order: SnapshotOrder) {
         let urls = members.iter().find(|member| member.id == order.to).map(|member| member.peer_urls.clone());
-        let is_busy = self.sending.get(&order.to).is_some_and(|task| !task.is_finished());
+        let is_busy = self.sending.get(&order.to).is_some_and(|(_, task)| !task.is_finished());
         let Some(urls) = urls.filter(|urls| !urls.is_empty() && !is_busy) else {
             let SnapshotOrder { to, index, .. } = order;
             return self.greeter.host.deliver(Input::SnapshotSent { to, index, delivered: false });
         };
-        let (to, greeter, snapshots) = (order.to, self.greeter.clone(), self.snapshots.clone());
+        let (to, index) = (order.to, order.index);
+        let (greeter, snapshots) = (self.greeter.clone(), self.snapshots.clone());
         let task = self.tasks.spawn(SnapshotSender { order, urls, greeter, snapshots }.run());
-        self.sending.insert(to, task);
+        self.sending.insert(to, (index, task));
     }
 }
