@@ -78,6 +78,12 @@ impl Machine {
     }
 }
 
+impl std::fmt::Debug for Machine {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_tuple("Machine").field(&self.state).finish()
+    }
+}
+
 impl Default for Machine {
     fn default() -> Self {
         Self::new()

@@ -1,7 +1,7 @@
 //! Everything that can happen to a member, as one closed list.
 
 use bytes::Bytes;
-use tenure_machine::{Command, Keys, LeaseId, Leave, Lock, MemberId, RangeQuery, Revision};
+use tenure_machine::{Command, Keys, LeaseId, Leave, Lock, Machine, MemberId, RangeQuery, Revision};
 
 use crate::LockWatchRequest;
 
@@ -88,6 +88,23 @@ pub enum Input {
     },
     SnapshotFailed {
         index: u64,
+    },
+    /// What became of a [`crate::Output::SendSnapshot`]: delivered = the peer has it whole and durable.
+    SnapshotSent {
+        to: MemberId,
+        index: u64,
+        delivered: bool,
+    },
+    /// A peer's snapshot is here, checked, durable under its own name, and read into a machine. It is no part of
+    /// what this member starts from before a [`crate::Persist`] says so.
+    SnapshotReceived {
+        from: MemberId,
+        /// As it came out of the peer's [`crate::Output::SendSnapshot`].
+        message: Bytes,
+        machine: Box<Machine>,
+        /// As the file has it.
+        configuration: Bytes,
+        bytes: u64,
     },
 }
 

@@ -10,6 +10,7 @@ pub mod config;
 mod deadlines;
 mod forward;
 pub mod input;
+mod install;
 mod lock_watch;
 mod log;
 mod message;
@@ -26,7 +27,8 @@ pub use config::{Boot, Config, FIRST_INDEX, FIRST_TERM, first_configuration};
 pub use input::{CallId, Consistency, Input, Now, Read, StreamId, WatchId, WatchRequest};
 pub use lock_watch::{LockEvent, LockNotice, LockWatchRequest};
 pub use output::{
-    Answer, Answered, Failure, HardState, LeaseStatus, LogEntry, Notice, Output, Persist, SaveSnapshot, SessionNotice,
+    Answer, Answered, Failure, HardState, InstalledSnapshot, LeaseStatus, LogEntry, Notice, Output, Persist,
+    SaveSnapshot, SessionNotice,
 };
 pub use replica::{BootError, Replica};
 pub use status::Status;

@@ -37,6 +37,17 @@ pub enum Output {
     },
     /// Write this view as a snapshot in the background, then report [`crate::Input::SnapshotSaved`].
     SaveSnapshot(Box<SaveSnapshot>),
+    /// Stream the saved snapshot `index` to a peer, with `message` along, then report
+    /// [`crate::Input::SnapshotSent`].
+    SendSnapshot {
+        to: MemberId,
+        index: u64,
+        message: Bytes,
+    },
+    /// A snapshot that was received is not wanted (any more): its file may go.
+    SnapshotRefused {
+        index: u64,
+    },
     /// The state can no longer be trusted (a committed entry that this version cannot decode): stop the process.
     Fatal(String),
 }
@@ -45,6 +56,8 @@ pub enum Output {
 #[derive(Debug)]
 pub struct Persist {
     pub number: u64,
+    /// The log begins anew behind this snapshot, which was received: all entries that were appended before are gone.
+    pub snapshot: Option<InstalledSnapshot>,
     pub hard_state: Option<HardState>,
     /// May overwrite a suffix of what was appended before.
     pub entries: Vec<LogEntry>,
@@ -53,6 +66,12 @@ pub struct Persist {
     /// To be sent only once this and all earlier ones are durable, and only after
     /// [`crate::Input::Persisted`] was put before the replica: an answer to them must not overtake it.
     pub messages: Vec<(MemberId, Bytes)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InstalledSnapshot {
+    pub index: u64,
+    pub term: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

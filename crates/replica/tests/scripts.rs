@@ -219,6 +219,8 @@ impl Runner {
                 let revision = save.view.revision();
                 format!("save snapshot {}.{}, revision {revision}, {voters} members", save.index, save.term)
             }
+            Output::SendSnapshot { to, index, .. } => format!("send snapshot {index} to {to}"),
+            Output::SnapshotRefused { index } => format!("snapshot {index} refused"),
             Output::Fatal(reason) => format!("fatal: {reason}"),
         };
         writeln!(self.text, "@{} {text}", self.now_ms).expect("a string takes it");

@@ -353,7 +353,7 @@ impl Owner {
                 }
             }
             // A cluster of one has no peers.
-            Output::Send { .. } => {}
+            Output::Send { .. } | Output::SendSnapshot { .. } | Output::SnapshotRefused { .. } => {}
             Output::Fatal(reason) => return Err(reason),
         }
         Ok(())

@@ -89,6 +89,17 @@ impl View {
         LockReply { key, more_keys: keys.collect(), token, granted: false, slot: 0, renewed, ahead: 0 }
     }
 
+    /// The places that a Lock has taken, applied at some time before this state, if one of them is left: as they
+    /// would be told now.
+    pub fn places_taken_by(&self, lock: &Lock) -> Option<LockReply> {
+        let keys: Vec<_> = names(lock).map(|name| entry_key(name, lock.lease)).collect();
+        let entries = keys.iter().filter_map(|key| self.lock_entry(key));
+        let (_, entry) = entries.into_iter().find(|(_, entry)| entry.last_joiner == Some(lock.call))?;
+        let mut reply = self.lock_reply(keys.clone(), entry.token, false);
+        self.fill_lock_reply(&mut reply);
+        Some(reply)
+    }
+
     pub(crate) fn fill_lock_reply(&self, reply: &mut LockReply) {
         reply.granted = true;
         for key in std::iter::once(&reply.key).chain(&reply.more_keys) {
