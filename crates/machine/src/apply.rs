@@ -12,7 +12,6 @@ use crate::{
     Refusal, Reply, View, limits,
 };
 
-#[derive(Debug)]
 pub struct Machine {
     state: View,
 }
@@ -76,6 +75,12 @@ impl Machine {
 
     pub(crate) fn restored(state: View) -> Machine {
         Machine { state }
+    }
+}
+
+impl std::fmt::Debug for Machine {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_tuple("Machine").field(&self.state).finish()
     }
 }
 

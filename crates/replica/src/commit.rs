@@ -9,7 +9,7 @@ use crate::log::entry_bytes;
 use crate::propose::{Proposal, QueuedCall, Waits, keys_of};
 use crate::question::{LeaderAnswer, Question};
 use crate::read::Confirmed;
-use crate::{Answered, CallId, Failure, Output, Replica, SessionNotice};
+use crate::{Answered, CallId, Config, Failure, Output, Replica, SessionNotice};
 
 impl Replica {
     pub(crate) fn apply(&mut self, committed: Vec<Entry>) {
@@ -22,7 +22,18 @@ impl Replica {
             }
         }
         self.node.advance_apply_to(last);
-        self.node.mut_store().trim(last, self.config.log_tail_bytes);
+        let Config { log_tail_bytes, catch_up_bytes, .. } = self.config;
+        let needed = self.needed_by_others();
+        self.node.mut_store().trim(last, log_tail_bytes, needed, catch_up_bytes);
+    }
+
+    /// Up to here all have the log, or will have it by a snapshot, but for those who are not there.
+    fn needed_by_others(&self) -> u64 {
+        if !self.is_leader() {
+            return u64::MAX;
+        }
+        let active = self.node.raft.prs().iter().filter(|(member, _)| self.is_active(**member));
+        active.map(|(_, progress)| progress.matched.max(progress.pending_snapshot)).min().unwrap_or(u64::MAX)
     }
 
     pub(crate) fn apply_entry(&mut self, entry: Entry) {
@@ -144,14 +155,7 @@ impl Replica {
             (Waits::Call(call), reply) => {
                 self.answer_at(call, revision, reply.map(Answered::Reply).map_err(Failure::from))
             }
-            (Waits::Lock { call: Some(call), joiner }, Ok(Reply::Lock(reply))) => {
-                if reply.granted {
-                    self.reads.gather(Confirmed::Grant { call, reply, joiner }, self.running_ms());
-                } else {
-                    self.queue(call, joiner, reply);
-                }
-            }
-            (Waits::Lock { call: None, joiner, .. }, Ok(Reply::Lock(reply))) => self.leave(&reply, joiner),
+            (Waits::Lock { call, joiner }, Ok(Reply::Lock(reply))) => self.tell_place(call, joiner, reply),
             (Waits::Lock { call: Some(call), .. }, Ok(Reply::Busy(busy))) => {
                 self.answer_at(call, revision, Ok(Answered::Reply(Reply::Busy(busy))))
             }
@@ -161,6 +165,17 @@ impl Replica {
             (Waits::Lock { .. }, _) => {}
             (Waits::Expiry(leases), _) => self.keep_leases(&leases),
             (Waits::Nobody, _) => {}
+        }
+    }
+
+    /// A Lock has taken its place.
+    fn tell_place(&mut self, call: Option<CallId>, joiner: u128, reply: LockReply) {
+        match call {
+            Some(call) if reply.granted => {
+                self.reads.gather(Confirmed::Grant { call, reply, joiner }, self.running_ms())
+            }
+            Some(call) => self.queue(call, joiner, reply),
+            None => self.leave(&reply, joiner),
         }
     }
 

@@ -15,7 +15,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use tenure_machine::{Command, Envelope, MemberId, Origin, Reply, codec};
+use tenure_machine::{Command, Envelope, MemberId, Origin, Refusal, Reply, View, codec};
 
 use crate::message;
 use crate::outbox::Outbox;
@@ -130,11 +130,7 @@ impl Replica {
     }
 
     /// Who waits for a command that was just applied, if it was forwarded by this member.
-    pub(crate) fn take_forward(
-        &mut self,
-        origin: &Origin,
-        reply: &Result<Reply, tenure_machine::Refusal>,
-    ) -> Option<Waits> {
+    pub(crate) fn take_forward(&mut self, origin: &Origin, reply: &Result<Reply, Refusal>) -> Option<Waits> {
         self.greeted.applied(origin);
         if origin.member != self.config.member || origin.boot != self.config.boot {
             return None;
@@ -269,6 +265,15 @@ impl Forwards {
         batches
     }
 
+    /// What a new state says to have had its effect; with whoever waits for it.
+    pub(crate) fn take_settled(&mut self, member: MemberId, boot: u64, state: &View) -> Vec<(Bytes, Waits)> {
+        let settled = self
+            .pending
+            .take_where(|sequence, _, _| state.is_settled(&Origin { member, boot, sequence, settled_below: 0 }));
+        self.bytes -= settled.iter().map(|forward| forward.data.len() as u64).sum::<u64>();
+        settled.into_iter().map(|forward| (forward.data, forward.waits)).collect()
+    }
+
     /// Gives up waiting for commands older than `since_ms`, and gives their calls.
     pub(crate) fn abandon_older_than(&mut self, since_ms: u64) -> Vec<CallId> {
         self.abandon_where(|forward, _| forward.since_ms < since_ms)
@@ -280,7 +285,7 @@ impl Forwards {
 
     fn abandon_where(&mut self, is_abandoned: impl Fn(&Forward, CallId) -> bool) -> Vec<CallId> {
         let mut calls = Vec::new();
-        let forgotten = self.pending.take_where(|was_sent, forward| {
+        let forgotten = self.pending.take_where(|_, was_sent, forward| {
             let Some(call) = forward.waits.call().filter(|call| is_abandoned(forward, *call)) else { return false };
             calls.push(call);
             forward.waits.abandon();

@@ -89,7 +89,7 @@ pub enum Input {
     SnapshotFailed {
         index: u64,
     },
-    /// What became of a [`crate::Output::SendSnapshot`].
+    /// What became of a [`crate::Output::SendSnapshot`]: delivered = the peer has it whole and durable.
     SnapshotSent {
         to: MemberId,
         index: u64,

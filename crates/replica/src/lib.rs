@@ -10,6 +10,7 @@ pub mod config;
 mod deadlines;
 mod forward;
 pub mod input;
+mod install;
 mod lock_watch;
 mod log;
 mod message;

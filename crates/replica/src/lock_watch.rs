@@ -47,7 +47,7 @@ pub enum LockNotice {
         revision: Revision,
         term: u64,
     },
-    /// Its reader did not keep up: the watch is removed.
+    /// Its reader did not keep up, or this member did not: the watch is removed.
     FellBehind {
         watch: WatchId,
         revision: Revision,
@@ -112,6 +112,18 @@ impl LockHub {
                     self.remove(stream, watch);
                 }
                 self.streams.remove(&stream);
+            }
+        }
+    }
+
+    /// The state has jumped, and what happened meanwhile cannot be told: whoever watches has to look anew.
+    pub(crate) fn jump(&mut self, revision: Revision, term: u64, outputs: &mut Vec<Output>) {
+        self.by_name.clear();
+        self.by_prefix.clear();
+        for (stream, found) in &mut self.streams {
+            for watch in std::mem::take(&mut found.watches).into_keys() {
+                let notice = LockNotice::FellBehind { watch, revision, term };
+                outputs.push(Output::LockNotice { stream: *stream, notice });
             }
         }
     }

@@ -46,10 +46,10 @@ impl<T> Outbox<T> {
         self.pending.remove(&number).map(|pending| pending.what)
     }
 
-    /// Takes out all for which `is_taken`, given whether it was ever sent, says so.
-    pub(crate) fn take_where(&mut self, mut is_taken: impl FnMut(bool, &mut T) -> bool) -> Vec<T> {
+    /// Takes out all for which `is_taken`, given the number and whether it was ever sent, says so.
+    pub(crate) fn take_where(&mut self, mut is_taken: impl FnMut(u64, bool, &mut T) -> bool) -> Vec<T> {
         let taken = |(number, pending): (&u64, &mut Pending<T>)| {
-            is_taken(pending.sent_ms.is_some(), &mut pending.what).then_some(*number)
+            is_taken(*number, pending.sent_ms.is_some(), &mut pending.what).then_some(*number)
         };
         let numbers: Vec<u64> = self.pending.iter_mut().filter_map(taken).collect();
         numbers.into_iter().filter_map(|number| self.settle(number)).collect()

@@ -50,6 +50,10 @@ pub enum Output {
     Members(Vec<Member>),
     /// This member is no longer one: stop the process.
     Removed,
+    /// A snapshot that was received is not wanted (any more): its file may go.
+    SnapshotRefused {
+        index: u64,
+    },
     /// The state can no longer be trusted (a committed entry that this version cannot decode): stop the process.
     Fatal(String),
 }
@@ -58,7 +62,7 @@ pub enum Output {
 #[derive(Debug)]
 pub struct Persist {
     pub number: u64,
-    /// First of all: the log starts anew behind this snapshot, which is on disk already.
+    /// The log begins anew behind this snapshot, which was received: all entries that were appended before are gone.
     pub snapshot: Option<InstalledSnapshot>,
     pub hard_state: Option<HardState>,
     /// May overwrite a suffix of what was appended before.

@@ -396,6 +396,11 @@ impl Queued {
         self.calls.insert(queued.call, queued);
     }
 
+    pub(crate) fn take_all(&mut self) -> Vec<QueuedCall> {
+        self.by_key.clear();
+        std::mem::take(&mut self.calls).into_values().collect()
+    }
+
     /// An entry is granted: the calls that wait for nothing else.
     pub(crate) fn take_granted(&mut self, key: &SharedBytes) -> Vec<QueuedCall> {
         let mut granted = Vec::new();

@@ -58,7 +58,7 @@ impl Replica {
     pub(crate) fn send_questions(&mut self) {
         if self.is_leader() {
             // It is for this member to answer now.
-            for Asked { call, question, since_ms } in self.questions.pending.take_where(|_, _| true) {
+            for Asked { call, question, since_ms } in self.questions.pending.take_where(|_, _, _| true) {
                 self.reads.gather(Confirmed::Question { asker: Asker::Call(call), question }, since_ms);
             }
             return;
@@ -180,12 +180,12 @@ struct Asked {
 
 impl Questions {
     pub(crate) fn take_older_than(&mut self, since_ms: u64) -> Vec<CallId> {
-        let late = self.pending.take_where(|_, asked| asked.since_ms < since_ms);
+        let late = self.pending.take_where(|_, _, asked| asked.since_ms < since_ms);
         late.into_iter().map(|asked| asked.call).collect()
     }
 
     pub(crate) fn take_calls(&mut self, is_taken: impl Fn(CallId) -> bool) -> Vec<CallId> {
-        let taken = self.pending.take_where(|_, asked| is_taken(asked.call));
+        let taken = self.pending.take_where(|_, _, asked| is_taken(asked.call));
         taken.into_iter().map(|asked| asked.call).collect()
     }
 }

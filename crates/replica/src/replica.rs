@@ -13,9 +13,10 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use tenure_machine::{LeaseId, Leave, Machine, MemberId};
 
-use crate::config::{Boot, Config, decode_configuration, encode_configuration};
+use crate::config::{Boot, Config, decode_configuration};
 use crate::deadlines::Deadlines;
 use crate::forward::{Forwards, Greeted};
+use crate::install::{Arrived, SnapshotProgress};
 use crate::lock_watch::LockHub;
 use crate::log::Log;
 use crate::message::{self, PeerMessage};
@@ -25,7 +26,7 @@ use crate::read::{Confirmed, Reads};
 use crate::watch::Hub;
 use crate::{
     Answer, Answered, CallId, Consistency, Failure, HardState, Input, LogEntry, Now, Output, Persist, Read,
-    SaveSnapshot, SessionNotice, Status, StreamId,
+    SessionNotice, Status, StreamId,
 };
 
 /// History events freed in a tick after a compaction, beside those that each command frees.
@@ -58,6 +59,8 @@ pub struct Replica {
     pub(crate) leader: (MemberId, u64),
     /// This member leads, and has applied everything that was committed before its term.
     pub(crate) leading: bool,
+    /// When each of the others was last heard of.
+    pub(crate) heard_ms: BTreeMap<MemberId, u64>,
     pub(crate) unsent: Vec<Unsent>,
     pub(crate) proposals: Proposals,
     pub(crate) forwards: Forwards,
@@ -86,6 +89,12 @@ pub struct Replica {
     /// Calls given up in this step; looked for once, when all inputs are taken.
     pub(crate) cancelled: Vec<(CallId, Option<Leave>)>,
     pub(crate) snapshot: SnapshotProgress,
+    /// Received, and raft is about to say whether it wants it.
+    pub(crate) arrived: Option<Arrived>,
+    /// Taken by raft and adopted, but not durable yet: number of its Ready, and its index.
+    pub(crate) installing: Option<(u64, u64)>,
+    /// As a leader: snapshots that arrived and whose members have not been heard of since.
+    pub(crate) delivered: BTreeMap<MemberId, (u64, u64)>,
     /// Revisions with the time at which they were current.
     pub(crate) history_samples: std::collections::VecDeque<(u64, i64)>,
     /// Leases whose grant this leader has proposed and not yet applied.
@@ -98,13 +107,6 @@ pub struct Replica {
     pub(crate) members_due: bool,
     pub(crate) outputs: Vec<Output>,
     pub(crate) failed: bool,
-}
-
-pub(crate) struct SnapshotProgress {
-    pub(crate) index: u64,
-    pub(crate) bytes: u64,
-    pub(crate) log_bytes_since: u64,
-    pub(crate) saving: Option<u64>,
 }
 
 impl Replica {
@@ -156,6 +158,7 @@ impl Replica {
             role,
             leader: (raft::INVALID_ID, 0),
             leading: false,
+            heard_ms: BTreeMap::new(),
             unsent: Vec::new(),
             proposals: Proposals::default(),
             forwards: Forwards::default(),
@@ -176,12 +179,14 @@ impl Replica {
             is_trimming: false,
             cancelled: Vec::new(),
             snapshot: SnapshotProgress {
-                index: boot.snapshot_index,
                 bytes: boot.snapshot_bytes,
                 // The entries behind the snapshot count when they are applied.
                 log_bytes_since: 0,
                 saving: None,
             },
+            arrived: None,
+            installing: None,
+            delivered: BTreeMap::new(),
             history_samples: Default::default(),
             granting: BTreeSet::new(),
             alarm_asked: false,
@@ -237,7 +242,7 @@ impl Replica {
             leases: state.lease_count(),
             watches: self.hub.watches(),
             waiting_locks: self.queued.len() as u64,
-            snapshot_index: self.snapshot.index,
+            snapshot_index: self.node.store().saved().index,
         }
     }
 
@@ -264,6 +269,12 @@ impl Replica {
         [voters, learners, voters_outgoing, learners_next].iter().any(|members| members.contains(&member))
     }
 
+    /// Whether something was heard of another member lately.
+    pub(crate) fn is_active(&self, member: MemberId) -> bool {
+        let heard_ms = self.heard_ms.get(&member);
+        heard_ms.is_some_and(|heard_ms| self.running_ms() - heard_ms <= 2 * self.config.election_max_ms)
+    }
+
     /// Nobody else is there, not even a learner.
     pub(crate) fn is_alone(&self) -> bool {
         let configuration = self.node.store().configuration();
@@ -288,8 +299,10 @@ impl Replica {
                 self.last_tick_ms = now_ms;
                 break;
             }
-            self.node.tick();
-            self.note_role();
+            if self.may_campaign() {
+                self.node.tick();
+                self.note_role();
+            }
         }
         self.step_down_if_log_hangs();
         self.time_out_calls();
@@ -300,6 +313,13 @@ impl Replica {
             self.expire_due();
             self.compact_history();
         }
+    }
+
+    /// Raft takes it for granted that all it has is durable and counted as applied when it begins an election. That
+    /// is not so while a snapshot is being installed, nor for a member that can win without asking anybody.
+    pub(crate) fn may_campaign(&self) -> bool {
+        let is_durable = self.persist_done == self.persist_asked;
+        self.is_leader() || (self.installing.is_none() && (is_durable || !self.is_only_voter()))
     }
 
     /// Rule 14: a leader that cannot write its log must not keep others from leading.
@@ -322,6 +342,7 @@ impl Replica {
         }
         self.timeouts_due_ms = now_ms + self.config.tick_ms;
         self.retry_reads();
+        self.give_up_delivered();
         let Some(since_ms) = now_ms.checked_sub(self.config.call_timeout_ms) else { return };
         let mut late = self.proposals.abandon_older_than(since_ms);
         late.extend(self.forwards.abandon_older_than(since_ms));
@@ -380,19 +401,12 @@ impl Replica {
             }
             Input::Message { from, message } => self.take_message(from, &message),
             Input::Persisted { number } => self.persisted(number),
-            Input::SnapshotSaved { index, bytes } => {
-                if self.snapshot.saving == Some(index) {
-                    self.snapshot =
-                        SnapshotProgress { index, bytes, log_bytes_since: self.snapshot.log_bytes_since, saving: None };
-                }
+            Input::SnapshotSaved { index, bytes } => self.snapshot_saved(index, bytes),
+            Input::SnapshotFailed { index } => self.snapshot_failed(index),
+            Input::SnapshotSent { to, index, delivered } => self.snapshot_sent(to, index, delivered),
+            Input::SnapshotReceived { from, message, machine, configuration, bytes } => {
+                self.receive_snapshot(from, &message, machine, &configuration, bytes)
             }
-            Input::SnapshotFailed { index } => {
-                if self.snapshot.saving == Some(index) {
-                    self.snapshot.saving = None;
-                }
-            }
-            // A cluster does not change yet, and no snapshot is sent within it.
-            Input::SnapshotSent { .. } | Input::SnapshotReceived { .. } => {}
             Input::ChangeMembers { call, .. } | Input::TransferLeader { call, .. } => {
                 self.fail(call, Failure::NoLeader)
             }
@@ -400,6 +414,7 @@ impl Replica {
     }
 
     pub(crate) fn take_message(&mut self, from: MemberId, message: &Bytes) {
+        self.heard_ms.insert(from, self.running_ms());
         match message::decode(message) {
             Some(PeerMessage::Raft(message)) => self.take_raft_message(from, *message),
             Some(PeerMessage::Hello { term, boot }) => self.take_hello(from, term, boot),
@@ -418,6 +433,7 @@ impl Replica {
         if message.to == self.config.member
             && message.from == from
             && message::is_sound(&message, self.node.raft.raft_log.last_index())
+            && (message.msg_type() != MessageType::MsgTimeoutNow || self.may_campaign())
         {
             let _ = self.node.step(message);
             self.note_role();
@@ -467,6 +483,7 @@ impl Replica {
         (self.alarm_asked, self.compact_asked) = (false, false);
         self.granting.clear();
         self.greeted = Greeted::default();
+        self.delivered.clear();
         if self.leading {
             self.leading = false;
             self.history_samples.clear();
@@ -492,20 +509,22 @@ impl Replica {
         let number = ready.number();
         self.last_ready = number;
         for message in ready.take_messages() {
-            self.outputs.push(Output::Send { to: message.to, message: message::encode_raft(&message) });
+            self.send(&message);
         }
-        // A question promises nothing, and need not wait until something is durable.
-        let (questions, persisted): (Vec<_>, Vec<_>) = ready
-            .take_persisted_messages()
-            .into_iter()
-            .partition(|message| message.msg_type() == MessageType::MsgReadIndex);
-        for message in questions {
-            self.outputs.push(Output::Send { to: message.to, message: message::encode_raft(&message) });
+        let mut messages = Vec::new();
+        for message in ready.take_persisted_messages() {
+            match message.msg_type() {
+                // A question promises nothing, and need not wait until something is durable.
+                MessageType::MsgReadIndex => self.send(&message),
+                // Of a leader that is none any more.
+                MessageType::MsgSnapshot => {}
+                _ => messages.push((message.to, message::encode_raft(&message))),
+            }
         }
-        let messages: Vec<_> = persisted.iter().map(|m| (m.to, message::encode_raft(m))).collect();
         let hard_state = ready.hs().map(|state| HardState { term: state.term, vote: state.vote, commit: state.commit });
         let entries = ready.take_entries();
         let sync = ready.must_sync();
+        let snapshot = self.begin_install(number, ready.snapshot());
         self.node.mut_store().append(&entries);
         let read_states = ready.take_read_states();
         let committed = ready.take_committed_entries();
@@ -517,9 +536,12 @@ impl Replica {
             let entries = entries.into_iter().map(log_entry).collect();
             self.persist_asked = number;
             self.unpersisted_since_ms.get_or_insert(self.now.monotonic_ms - self.paused_ms);
-            self.outputs.push(Output::Persist(Persist { number, snapshot: None, hard_state, entries, sync, messages }));
+            self.outputs.push(Output::Persist(Persist { number, snapshot, hard_state, entries, sync, messages }));
         } else if self.persist_asked == self.persist_done {
             self.node.on_persist_ready(number);
+        }
+        if snapshot.is_some() {
+            self.adopt();
         }
         for read_state in read_states {
             if let Some(context) = self.own_context(&read_state.request_ctx) {
@@ -539,6 +561,17 @@ impl Replica {
         self.unpersisted_since_ms = (!all_done).then_some(self.running_ms());
         // Readys behind the last one that went to the log had nothing to persist.
         self.node.on_persist_ready(if all_done { self.last_ready } else { number });
+        self.installed(number);
+    }
+
+    fn send(&mut self, message: &Message) {
+        let (to, bytes) = (message.to, message::encode_raft(message));
+        self.outputs.push(match message.msg_type() {
+            MessageType::MsgSnapshot => {
+                Output::SendSnapshot { to, index: message.get_snapshot().get_metadata().index, message: bytes }
+            }
+            _ => Output::Send { to, message: bytes },
+        });
     }
 
     pub(crate) fn answer(&mut self, call: CallId, result: Result<Answered, Failure>) {
@@ -566,24 +599,6 @@ impl Replica {
             }
         }
         self.wake_ms = self.next_wake_ms();
-    }
-
-    /// When the log has outgrown the data, a snapshot costs no more than the log did.
-    pub(crate) fn ask_for_snapshot(&mut self) {
-        let progress = &mut self.snapshot;
-        let due = progress.log_bytes_since > progress.bytes.max(self.config.snapshot_floor_bytes);
-        if !due || progress.saving.is_some() || self.machine.applied_index() <= progress.index {
-            return;
-        }
-        let index = self.machine.applied_index();
-        progress.saving = Some(index);
-        progress.log_bytes_since = 0;
-        self.outputs.push(Output::SaveSnapshot(Box::new(SaveSnapshot {
-            index,
-            term: self.machine.applied_term(),
-            configuration: encode_configuration(self.node.store().configuration()),
-            view: self.machine.view(),
-        })));
     }
 
     pub(crate) fn next_wake_ms(&self) -> u64 {

@@ -223,6 +223,7 @@ impl Runner {
             Output::SendSnapshot { to, index, .. } => format!("send snapshot {index} to {to}"),
             Output::Members(members) => format!("members {members:?}"),
             Output::Removed => "removed".to_owned(),
+            Output::SnapshotRefused { index } => format!("snapshot {index} refused"),
             Output::Fatal(reason) => format!("fatal: {reason}"),
         };
         writeln!(self.text, "@{} {text}", self.now_ms).expect("a string takes it");

@@ -385,6 +385,8 @@ impl Owner {
             Output::SendSnapshot { to, index, message } => {
                 self.outbox.send_snapshot(SnapshotOrder { to, index, message })
             }
+            // Its file goes when the next snapshot is saved; until then recovery sees that the log has all of it.
+            Output::SnapshotRefused { .. } => {}
             Output::Members(members) => self.outbox.set_members(members),
             Output::Removed => return Err(Ending::Removed),
             Output::Fatal(reason) => return Err(Ending::Fault(reason)),

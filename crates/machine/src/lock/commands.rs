@@ -87,9 +87,7 @@ impl View {
         for (name, key) in names(lock).zip(keys) {
             self.rejoin(change, lock, name, key, token);
         }
-        let mut places = keys.iter().map(|key| self.store.live(key).map_or_else(|| shared(key), |kv| kv.key.clone()));
-        let (key, more_keys) = (places.next().unwrap_or_default(), places.collect());
-        Ok(Reply::Lock(lock_reply(key, more_keys, token, true)))
+        Ok(Reply::Lock(self.reply_for(keys, token, true)))
     }
 
     fn rejoin(&mut self, change: &mut Change, lock: &Lock, name: &[u8], key: &[u8], token: Revision) {
@@ -101,6 +99,24 @@ impl View {
             let value = if replaces_value { Box::from(&lock.value[..]) } else { kv.value.clone() };
             self.write(change, &kv.key, None, |_| (value, lock.lease));
         }
+    }
+
+    /// The places that a Lock has taken, applied at some time before this state, if one of them is left: as they
+    /// would be told now.
+    pub fn places_taken_by(&self, lock: &Lock) -> Option<LockReply> {
+        let keys: SmallVec<[_; 1]> = names(lock).map(|name| entry_key(name, lock.lease)).collect();
+        let entries = keys.iter().filter_map(|key| self.lock_entry(key));
+        let (_, entry) = entries.into_iter().find(|(_, entry)| entry.last_joiner == Some(lock.call))?;
+        let mut reply = self.reply_for(&keys, entry.token, false);
+        self.fill_lock_reply(&mut reply, &[]);
+        Some(reply)
+    }
+
+    /// For places that are there already.
+    fn reply_for(&self, keys: &[Vec<u8>], token: Revision, renewed: bool) -> LockReply {
+        let mut places = keys.iter().map(|key| self.store.live(key).map_or_else(|| shared(key), |kv| kv.key.clone()));
+        let (key, more_keys) = (places.next().unwrap_or_default(), places.collect());
+        lock_reply(key, more_keys, token, renewed)
     }
 
     /// Adds what became of the places when the command's queues were settled.

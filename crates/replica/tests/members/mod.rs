@@ -11,10 +11,11 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use tenure_machine::*;
 use tenure_replica::{
-    Answer, Answered, CallId, Config, Consistency, Failure, Input, LeaseStatus, Now, Output, Read, Replica, Status,
+    Answer, Answered, CallId, Config, Consistency, Failure, Input, LeaseStatus, LockNotice, Notice, Now, Output, Read,
+    Replica, SessionNotice, Status, StreamId,
 };
 
-use crate::harness::{Calls, Disk};
+use crate::harness::{Calls, Disk, Snapshot};
 
 pub const MEMBERS: [MemberId; 3] = [1, 2, 3];
 pub const TTL_MS: u64 = 1500;
@@ -49,6 +50,21 @@ pub struct Cluster {
     /// The applied state's hash, by index.
     hashes: BTreeMap<u64, u64>,
     pub counts: Counts,
+    pub notices: Vec<(MemberId, StreamId, Notice)>,
+    pub session_notices: Vec<(MemberId, StreamId, SessionNotice)>,
+    pub lock_notices: Vec<(MemberId, StreamId, LockNotice)>,
+    streams: Vec<SnapshotStream>,
+    /// How long a snapshot is on its way.
+    pub stream_ms: u64,
+}
+
+/// A snapshot on its way.
+struct SnapshotStream {
+    due_ms: u64,
+    from: MemberId,
+    to: MemberId,
+    message: Bytes,
+    snapshot: Snapshot,
 }
 
 #[derive(Default, Debug, Clone, Copy)]
@@ -60,6 +76,8 @@ pub struct Counts {
     pub leader_changed: u64,
     pub timed_out: u64,
     pub terms: u64,
+    pub snapshots: u64,
+    pub snapshots_refused: u64,
 }
 
 /// What a client waits for.
@@ -75,7 +93,7 @@ pub enum Asked {
 
 pub struct Host {
     pub replica: Replica,
-    disk: Disk,
+    pub disk: Disk,
     pub calls: Calls,
     pub inputs: Vec<Input>,
     /// When the disk is done with what it was given, if it has something.
@@ -121,6 +139,11 @@ impl Cluster {
             promised_ms: BTreeMap::new(),
             hashes: BTreeMap::new(),
             counts: Counts::default(),
+            notices: Vec::new(),
+            session_notices: Vec::new(),
+            lock_notices: Vec::new(),
+            streams: Vec::new(),
+            stream_ms: 10,
         };
         for member in voters.iter().chain(learners) {
             cluster.start(*member, Disk::new(voters, learners));
@@ -326,6 +349,7 @@ impl Cluster {
     fn tick(&mut self) {
         self.now_ms += 1;
         self.deliver();
+        self.deliver_snapshots();
         for member in self.members() {
             let now_ms = self.now_ms;
             let host = self.host(member);
@@ -358,6 +382,37 @@ impl Cluster {
         }
     }
 
+    fn stream_snapshot(&mut self, from: MemberId, to: MemberId, index: u64, message: Bytes) {
+        let saved = self.hosts[&from].disk.snapshot.clone().filter(|saved| saved.index == index);
+        let Some(snapshot) = saved else {
+            return self.host(from).inputs.push(Input::SnapshotSent { to, index, delivered: false });
+        };
+        let due_ms = self.now_ms + self.stream_ms;
+        self.streams.push(SnapshotStream { due_ms, from, to, message, snapshot });
+    }
+
+    fn deliver_snapshots(&mut self) {
+        let now_ms = self.now_ms;
+        let (due, later): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.streams).into_iter().partition(|stream| stream.due_ms <= now_ms);
+        self.streams = later;
+        for SnapshotStream { from, to, message, snapshot, .. } in due {
+            let is_cut = self.cut.contains(&(from, to)) || self.percent(self.loss_percent);
+            let (delivered, index) = (!is_cut && self.hosts.contains_key(&to), snapshot.index);
+            if delivered {
+                self.counts.snapshots += 1;
+                let (machine, bytes) = (Box::new(snapshot.machine()), snapshot.bytes());
+                let configuration = snapshot.configuration.clone();
+                let host = self.host(to);
+                host.disk.received.push(snapshot);
+                host.inputs.push(Input::SnapshotReceived { from, message, machine, configuration, bytes });
+            }
+            if let Some(host) = self.hosts.get_mut(&from) {
+                host.inputs.push(Input::SnapshotSent { to, index, delivered });
+            }
+        }
+    }
+
     fn finish_write(&mut self, member: MemberId) {
         let host = self.host(member);
         // The disk takes all that was waiting when it is done with what was before.
@@ -367,7 +422,7 @@ impl Cluster {
             return;
         };
         let messages = host.disk.write_upto(number);
-        host.durable_last = host.disk.entries.last().map_or(1, |entry| entry.index);
+        host.durable_last = host.disk.last_index();
         host.inputs.push(Input::Persisted { number });
         for (to, message) in messages {
             self.check_durable(member, &message);
@@ -413,7 +468,9 @@ impl Cluster {
                 }
                 self.send(member, to, message);
             }
-            Output::Queued { .. } | Output::Session { .. } | Output::LockNotice { .. } => {}
+            Output::Queued { .. } => {}
+            Output::Session { stream, notice } => self.session_notices.push((member, stream, notice)),
+            Output::LockNotice { stream, notice } => self.lock_notices.push((member, stream, notice)),
             Output::Answer { call, answer } => {
                 if self.host(member).calls.answered(call) {
                     let asked = self.asked.remove(&call).expect("every call was asked");
@@ -424,8 +481,20 @@ impl Cluster {
                     self.answered(asked, answer);
                 }
             }
-            Output::Notice { .. } | Output::SaveSnapshot(_) => {}
-            Output::SendSnapshot { .. } | Output::Members(_) | Output::Removed => {}
+            Output::Notice { stream, notice } => self.notices.push((member, stream, notice)),
+            Output::SaveSnapshot(save) => {
+                let snapshot = Snapshot::of(*save);
+                let (index, bytes) = (snapshot.index, snapshot.bytes());
+                let host = self.host(member);
+                host.disk.snapshot = Some(snapshot);
+                host.inputs.push(Input::SnapshotSaved { index, bytes });
+            }
+            Output::SendSnapshot { to, index, message } => self.stream_snapshot(member, to, index, message),
+            Output::SnapshotRefused { index } => {
+                self.host(member).disk.received.retain(|received| received.index != index);
+                self.counts.snapshots_refused += 1;
+            }
+            Output::Members(_) | Output::Removed => {}
             Output::Fatal(reason) => panic!("seed {}: {member}: {reason}", self.seed),
         }
     }

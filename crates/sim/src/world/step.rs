@@ -133,12 +133,14 @@ impl World {
             // Told to sessions only, of which this world has none.
             Output::Queued { .. } | Output::Session { .. } | Output::LockNotice { .. } => {}
             Output::Notice { stream, notice } => self.noticed(stream, &notice, within)?,
-            Output::Send { to, .. } => {
+            // Only a snapshot that came from another member can be refused.
+            Output::SnapshotRefused { .. } => {}
+            Output::Send { to, .. } | Output::SendSnapshot { to, .. } => {
                 return Err(Broken { rule: "alone", what: format!("a message to member {to}, who does not exist") });
             }
             // Alone there is nobody to change places with.
             Output::Members(_) => {}
-            output @ (Output::SendSnapshot { .. } | Output::Removed) => {
+            output @ Output::Removed => {
                 return Err(Broken { rule: "alone", what: format!("{output:?}") });
             }
             Output::Fatal(reason) => return Err(Broken { rule: "no member gives itself up", what: reason }),
