@@ -173,6 +173,30 @@ fn a_snapshot_is_saved_whole_and_looked_at() {
 }
 
 #[test]
+fn bench_holds_many_leases_and_lets_them_expire() {
+    let tour = Tour::start();
+    let pid = tour.server.id().to_string();
+    let bounds = ["--seconds", "0.5", "--clients", "4", "--connections", "2", "--warm-up", "50ms"];
+    let rows = |workload: &[&str]| -> Vec<serde_json::Value> {
+        let lines = tour.tenure(&[&["bench"], workload, &bounds, &["--pid", &pid, "-o", "jsonl"]].concat()).ok();
+        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let held = rows(&["renewals", "--leases", "1000", "--ttl", "60s"]);
+    let ended = rows(&["expiry", "--leases", "90", "--leased-keys", "50", "--ttl", "5s", "--rate", "200"]);
+    for (row, workload, note) in [
+        (&held[0], "renewals", "1000 leases of 60 s: 0 answered late, 0 gone"),
+        (&ended[0], "expiry: put before", "a put took"),
+        (&ended[1], "expiry: put during", "90 leases with 50 keys fell due within"),
+    ] {
+        assert_eq!((row["workload"].as_str(), &row["failures"]), (Some(workload), &0.into()), "{row}");
+        assert!(row["operations"].as_u64().unwrap() > 0, "{row}");
+        assert!(row["note"].as_str().unwrap().starts_with(note), "{row}");
+    }
+    assert_eq!(tour.tenure(&["lease", "list", "-o", "jsonl"]).ok(), "");
+    assert_eq!(tour.tenure(&["get", "--prefix", "bench/expiry/", "--count-only"]).ok(), "0\n");
+}
+
+#[test]
 fn bench_measures_and_fails_if_operations_fail() {
     let mut place = Place::start();
     let short = ["--clients", "4", "--connections", "2", "--warm-up", "50ms", "--keys", "100"];

@@ -97,6 +97,11 @@ impl View {
         self.leases.leases.get(&lease).map(|lease| &lease.client)
     }
 
+    /// 0 if there is no such lease.
+    pub fn lease_key_count(&self, lease: LeaseId) -> usize {
+        self.leases.leases.get(&lease).map_or(0, Lease::key_count)
+    }
+
     /// Every lease and its TTL, in the order of their ids, without collecting their keys.
     pub fn lease_ttls_ms(&self) -> impl Iterator<Item = (LeaseId, u64)> + '_ {
         self.leases.leases.iter().map(|(lease, found)| (*lease, found.ttl_ms))

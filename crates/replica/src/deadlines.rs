@@ -45,22 +45,35 @@ impl Deadlines {
         self.by_lease.get(&lease).copied()
     }
 
+    /// When there is something to take; None while an end is in flight, whose outcome comes by itself.
     pub(crate) fn earliest(&self) -> Option<u64> {
-        self.by_time.first().map(|(deadline, _)| *deadline)
+        self.by_time.first().filter(|_| self.expiring.is_empty()).map(|(deadline, _)| *deadline)
     }
 
-    /// At most `most` leases past their deadline. They count as expiring until they are removed or kept.
-    pub(crate) fn take_due(&mut self, lease_clock: u64, most: usize) -> Vec<LeaseId> {
+    /// Leases past their deadline, one or as many as the budget allows. They count as expiring until they are
+    /// removed or kept, and no others are given until then: a crowd that falls due together must not keep
+    /// everybody else waiting until the last of it is gone.
+    pub(crate) fn take_due(
+        &mut self,
+        lease_clock: u64,
+        budget: usize,
+        cost: impl Fn(LeaseId) -> usize,
+    ) -> Vec<LeaseId> {
         let mut due = Vec::new();
-        while due.len() < most {
-            match self.by_time.first() {
-                Some(&(deadline, lease)) if deadline <= lease_clock => {
-                    self.by_time.pop_first();
-                    self.expiring.insert(lease, Vec::new());
-                    due.push(lease);
-                }
-                _ => break,
+        if !self.expiring.is_empty() {
+            return due;
+        }
+        let mut spent = 0;
+        while let Some(&(deadline, lease)) = self.by_time.first()
+            && deadline <= lease_clock
+        {
+            spent += cost(lease);
+            if spent > budget && !due.is_empty() {
+                break;
             }
+            self.by_time.pop_first();
+            self.expiring.insert(lease, Vec::new());
+            due.push(lease);
         }
         due
     }
@@ -98,13 +111,18 @@ impl Deadlines {
 mod tests {
     use super::*;
 
+    fn one(_: LeaseId) -> usize {
+        1
+    }
+
     #[test]
     fn a_renewed_lease_is_due_later() {
         let mut deadlines = Deadlines::default();
         deadlines.set(7, 100);
         deadlines.set(8, 100);
         deadlines.set(7, 200);
-        assert_eq!(deadlines.take_due(150, 10), [8]);
+        assert_eq!(deadlines.take_due(150, 10, one), [8]);
+        deadlines.remove(8);
         assert_eq!(deadlines.earliest(), Some(200));
     }
 
@@ -113,8 +131,8 @@ mod tests {
         let mut deadlines = Deadlines::default();
         deadlines.set(7, 100);
         assert!(!deadlines.wait_for_expiry(7, Asker::Call(1)));
-        assert_eq!(deadlines.take_due(100, 10), [7]);
-        assert!(deadlines.take_due(100, 10).is_empty(), "proposed once");
+        assert_eq!(deadlines.take_due(100, 10, one), [7]);
+        assert!(deadlines.take_due(100, 10, one).is_empty(), "proposed once");
         assert!(deadlines.wait_for_expiry(7, Asker::Call(1)));
         assert_eq!(deadlines.remove(7), [Asker::Call(1)]);
     }
@@ -123,13 +141,32 @@ mod tests {
     fn an_expiry_that_came_to_nothing_leaves_the_lease_due() {
         let mut deadlines = Deadlines::default();
         deadlines.set(7, 100);
-        deadlines.take_due(100, 10);
+        deadlines.take_due(100, 10, one);
         deadlines.wait_for_expiry(7, Asker::Call(1));
         assert_eq!(deadlines.keep(7, 120), [Asker::Call(1)]);
         assert!(
-            deadlines.take_due(119, 10).is_empty(),
+            deadlines.take_due(119, 10, one).is_empty(),
             "not at once, or a refused expiry would be proposed without end"
         );
-        assert_eq!(deadlines.take_due(120, 10), [7]);
+        assert_eq!(deadlines.take_due(120, 10, one), [7]);
+    }
+
+    #[test]
+    fn a_crowd_ends_in_parts_and_a_costly_lease_alone() {
+        let mut deadlines = Deadlines::default();
+        for lease in 1..=4 {
+            deadlines.set(lease, 100);
+        }
+        let cost = |lease| if lease == 3 { 50 } else { 4 };
+        assert_eq!(deadlines.take_due(100, 10, cost), [1, 2]);
+        assert!(deadlines.take_due(100, 10, cost).is_empty(), "one part at a time");
+        assert_eq!(deadlines.earliest(), None, "nothing to wake for before the outcome is known");
+        deadlines.remove(1);
+        assert!(deadlines.take_due(100, 10, cost).is_empty());
+        deadlines.remove(2);
+        assert_eq!(deadlines.earliest(), Some(100));
+        assert_eq!(deadlines.take_due(100, 10, cost), [3]);
+        deadlines.remove(3);
+        assert_eq!(deadlines.take_due(100, 10, cost), [4]);
     }
 }

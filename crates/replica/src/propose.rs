@@ -12,8 +12,6 @@ use tenure_machine::{
 use crate::read::Confirmed;
 use crate::{CallId, Failure, Replica};
 
-/// Leases expired by one command; more than these are expired by the next one.
-const EXPIRE_AT_ONCE: usize = 50_000;
 /// How often the leader notes which revision is how old, to compact by age.
 const HISTORY_SAMPLE_MS: u64 = 60_000;
 
@@ -207,7 +205,9 @@ impl Replica {
     }
 
     pub(crate) fn expire_due(&mut self) {
-        let mut leases = self.deadlines.take_due(self.running_ms(), EXPIRE_AT_ONCE);
+        let state = self.machine.state();
+        let cost = |lease| 1 + state.lease_key_count(lease);
+        let mut leases = self.deadlines.take_due(self.running_ms(), self.config.expiry_budget, cost);
         if !self.granting.is_empty() {
             // Such an id is being revoked and granted anew: an expiry behind that would end the new lease.
             let (again, due): (Vec<_>, Vec<_>) = leases.into_iter().partition(|lease| self.granting.contains(lease));

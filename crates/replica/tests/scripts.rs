@@ -144,6 +144,7 @@ impl Runner {
         config.quota_bytes = args.key_or("quota_bytes", config.quota_bytes)?;
         config.history_age_ms = args.key_or("history_age_ms", config.history_age_ms)?;
         config.history_bytes = args.key_or("history_bytes", config.history_bytes)?;
+        config.expiry_budget = args.key_or("expiry_budget", config.expiry_budget)?;
         config.range_budget = args.key_or("range_budget", config.range_budget)?;
         config.election_max_ms = args.key_or("election_max_ms", config.election_max_ms)?;
         config.join_patience_ms = args.key_or("join_patience_ms", 0)?;
