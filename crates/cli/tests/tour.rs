@@ -174,11 +174,11 @@ fn a_snapshot_is_saved_whole_and_looked_at() {
 
 #[test]
 fn bench_holds_many_leases_and_lets_them_expire() {
-    let tour = Tour::start();
-    let pid = tour.server.id().to_string();
+    let place = Place::start();
+    let pid = place.server.id().to_string();
     let bounds = ["--seconds", "0.5", "--clients", "4", "--connections", "2", "--warm-up", "50ms"];
     let rows = |workload: &[&str]| -> Vec<serde_json::Value> {
-        let lines = tour.tenure(&[&["bench"], workload, &bounds, &["--pid", &pid, "-o", "jsonl"]].concat()).ok();
+        let lines = place.tenure(&[&["bench"], workload, &bounds, &["--pid", &pid, "-o", "jsonl"]].concat()).ok();
         lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     };
     let held = rows(&["renewals", "--leases", "1000", "--ttl", "60s"]);
@@ -192,8 +192,8 @@ fn bench_holds_many_leases_and_lets_them_expire() {
         assert!(row["operations"].as_u64().unwrap() > 0, "{row}");
         assert!(row["note"].as_str().unwrap().starts_with(note), "{row}");
     }
-    assert_eq!(tour.tenure(&["lease", "list", "-o", "jsonl"]).ok(), "");
-    assert_eq!(tour.tenure(&["get", "--prefix", "bench/expiry/", "--count-only"]).ok(), "0\n");
+    assert_eq!(place.tenure(&["lease", "list", "-o", "jsonl"]).ok(), "");
+    assert_eq!(place.tenure(&["get", "--prefix", "bench/expiry/", "--count-only"]).ok(), "0\n");
 }
 
 #[test]
