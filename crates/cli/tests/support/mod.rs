@@ -1,6 +1,7 @@
 //! A real server process for a test: its own port, its own directory, gone when dropped.
 #![allow(dead_code)]
 
+pub mod cluster;
 pub mod place;
 pub mod proxy;
 pub mod store;
@@ -93,16 +94,12 @@ impl Server {
 
     /// Starts a member and does not wait for anything.
     pub fn spawn(directory: &Path, address: String, flags: &[&str]) -> Server {
-        let mut child = tenure()
-            .arg("serve")
-            .args(["--data-dir", directory.to_str().unwrap()])
-            .args(["--listen", &address, "--peer-listen", &own_address()])
-            .args(flags)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut command = tenure();
+        command.arg("serve").args(["--data-dir", directory.to_str().unwrap(), "--listen", &address]).args(flags);
+        if !flags.contains(&"--peer-listen") {
+            command.args(["--peer-listen", &own_address()]);
+        }
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let stderr = Arc::new(Mutex::new(String::new()));
         let (pipe, said) = (child.stderr.take().unwrap(), stderr.clone());
         thread::spawn(move || {
@@ -114,7 +111,7 @@ impl Server {
         Server { child, address, directory: directory.to_path_buf(), flags, stderr }
     }
 
-    fn is_ready(&mut self) -> bool {
+    pub fn is_ready(&mut self) -> bool {
         let began = Instant::now();
         while began.elapsed() < PATIENCE {
             if self.child.try_wait().unwrap().is_some() {
