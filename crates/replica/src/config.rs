@@ -65,7 +65,7 @@ impl Default for Config {
             history_age_ms: 60 * 60 * 1000,
             history_bytes: 1 << 30,
             range_budget: 128,
-            expiry_budget: 4000,
+            expiry_budget: 2000,
         }
     }
 }

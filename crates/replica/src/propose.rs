@@ -207,7 +207,8 @@ impl Replica {
     pub(crate) fn expire_due(&mut self) {
         let state = self.machine.state();
         let cost = |lease| 1 + state.lease_key_count(lease);
-        let mut leases = self.deadlines.take_due(self.running_ms(), self.config.expiry_budget, cost);
+        let (budget, patience_ms) = (self.config.expiry_budget, self.config.tick_ms);
+        let mut leases = self.deadlines.take_due(self.running_ms(), budget, patience_ms, cost);
         if !self.granting.is_empty() {
             // Such an id is being revoked and granted anew: an expiry behind that would end the new lease.
             let (again, due): (Vec<_>, Vec<_>) = leases.into_iter().partition(|lease| self.granting.contains(lease));
