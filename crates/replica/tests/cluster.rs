@@ -313,7 +313,7 @@ impl Cluster {
                 }
             }
             Output::Notice { .. } | Output::SaveSnapshot(_) => {}
-            Output::SendSnapshot { .. } | Output::Members(_) | Output::Removed => {}
+            Output::SendSnapshot { .. } | Output::SnapshotRefused { .. } | Output::Members(_) | Output::Removed => {}
             Output::Fatal(reason) => panic!("seed {}: {member}: {reason}", self.seed),
         }
     }

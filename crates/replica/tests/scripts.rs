@@ -221,6 +221,7 @@ impl Runner {
                 format!("save snapshot {}.{}, revision {revision}, {voters} members", save.index, save.term)
             }
             Output::SendSnapshot { to, index, .. } => format!("send snapshot {index} to {to}"),
+            Output::SnapshotRefused { index } => format!("snapshot {index} refused"),
             Output::Members(members) => format!("members {members:?}"),
             Output::Removed => "removed".to_owned(),
             Output::Fatal(reason) => format!("fatal: {reason}"),
@@ -434,6 +435,7 @@ fn answer_text(answer: Answer) -> String {
             format!("{kvs:?}, revision {revision}")
         }
         Ok(Answered::Members(members)) => format!("members {members:?}"),
+        Ok(Answered::Leader(leader)) => format!("leader {leader}"),
         Ok(Answered::View(view)) => format!("{view:?}"),
         Ok(Answered::KeptAlive { ttl_ms }) => format!("kept alive {ttl_ms:?}"),
         Ok(Answered::LeaseTimeToLive(status)) => format!("{status:?}"),

@@ -138,7 +138,7 @@ impl World {
             }
             // Alone there is nobody to change places with.
             Output::Members(_) => {}
-            output @ (Output::SendSnapshot { .. } | Output::Removed) => {
+            output @ (Output::SendSnapshot { .. } | Output::SnapshotRefused { .. } | Output::Removed) => {
                 return Err(Broken { rule: "alone", what: format!("{output:?}") });
             }
             Output::Fatal(reason) => return Err(Broken { rule: "no member gives itself up", what: reason }),
