@@ -171,6 +171,11 @@ impl Client {
         self.connections.addresses()
     }
 
+    /// A client with the same settings for other endpoints.
+    pub fn at(&self, endpoints: &str) -> Result<Client, Error> {
+        Ok(Client::over(Connections::new(endpoint::parse_list(endpoints)?, self.connections.settings())))
+    }
+
     /// A client for each endpoint that talks to no other, to ask every member the same.
     pub fn each(&self) -> Vec<(String, Client)> {
         self.connections.each().into_iter().map(|(address, connections)| (address, Client::over(connections))).collect()

@@ -247,4 +247,12 @@ pub enum Refusal {
     /// Another stream goes on with the session.
     #[error("session was resumed elsewhere")]
     SessionResumed,
+    #[error("member not found")]
+    MemberNotFound,
+    #[error("member ID already exist")]
+    MemberExists,
+    #[error("peer URLs already exist")]
+    PeerUrlExists,
+    #[error("can only promote a learner member")]
+    NotALearner,
 }

@@ -222,9 +222,9 @@ impl Runner {
                 format!("save snapshot {}.{}, revision {revision}, {voters} members", save.index, save.term)
             }
             Output::SendSnapshot { to, index, .. } => format!("send snapshot {index} to {to}"),
+            Output::SnapshotRefused { index } => format!("snapshot {index} refused"),
             Output::Members(members) => format!("members {members:?}"),
             Output::Removed => "removed".to_owned(),
-            Output::SnapshotRefused { index } => format!("snapshot {index} refused"),
             Output::Fatal(reason) => format!("fatal: {reason}"),
         };
         writeln!(self.text, "@{} {text}", self.now_ms).expect("a string takes it");
@@ -439,6 +439,7 @@ fn answer_text(answer: Answer) -> String {
             format!("{kvs:?}, revision {revision}")
         }
         Ok(Answered::Members(members)) => format!("members {members:?}"),
+        Ok(Answered::Leader(leader)) => format!("leader {leader}"),
         Ok(Answered::View(view)) => format!("{view:?}"),
         Ok(Answered::KeptAlive { ttl_ms }) => format!("kept alive {ttl_ms:?}"),
         Ok(Answered::LeaseTimeToLive(status)) => format!("{status:?}"),

@@ -76,6 +76,7 @@ impl Driver {
             outputs: Vec::new(),
             persists: Vec::new(),
             messages: Vec::new(),
+            is_removed: false,
             outbox: outbox.clone(),
             log: log_sender.clone(),
             mail: mail_senders.into_iter().map(|sender| (sender, Mail::default())).collect(),
@@ -239,6 +240,7 @@ impl Turns {
         shared.wake_ms.store(wake_ms, Ordering::SeqCst);
         // The log is reserved before the replica is given away, so that it is written in order.
         let here = owner.hand_on(&shared.log, writes);
+        let is_removed = owner.is_removed;
         drop(owner);
         if wake_ms < shared.planned_ms.load(Ordering::SeqCst) {
             self.wake_timekeeper();
@@ -253,8 +255,14 @@ impl Turns {
                 }
             }
             drop(log);
-            // What has become durable is applied and answered without a detour.
-            return self.take(Writes::ByLogThread);
+            if !is_removed {
+                // What has become durable is applied and answered without a detour.
+                return self.take(Writes::ByLogThread);
+            }
+        }
+        if is_removed {
+            self.end(Some(Ending::Removed));
+            return Left::Nothing;
         }
         if lock(&shared.waiting).is_empty() { Left::Nothing } else { Left::Inputs }
     }
@@ -323,6 +331,8 @@ struct Owner {
     outputs: Vec<Output>,
     persists: Vec<Persist>,
     messages: Vec<(MemberId, Bytes)>,
+    /// The member ends once all that came out before is done.
+    is_removed: bool,
     outbox: Outbox,
     log: Sender<LogWork>,
     mail: Vec<(mpsc::UnboundedSender<Mail>, Mail)>,
@@ -385,10 +395,9 @@ impl Owner {
             Output::SendSnapshot { to, index, message } => {
                 self.outbox.send_snapshot(SnapshotOrder { to, index, message })
             }
-            // Its file goes when the next snapshot is saved; until then recovery sees that the log has all of it.
-            Output::SnapshotRefused { .. } => {}
             Output::Members(members) => self.outbox.set_members(members),
-            Output::Removed => return Err(Ending::Removed),
+            Output::SnapshotRefused { index } => self.hand_to_log(LogWork::DiscardSnapshot { index }),
+            Output::Removed => self.is_removed = true,
             Output::Fatal(reason) => return Err(Ending::Fault(reason)),
         }
         Ok(())

@@ -29,6 +29,10 @@ pub(crate) enum LogWork {
         meta: SnapshotMeta,
         bytes: u64,
     },
+    /// A received snapshot that the replica has no use for.
+    DiscardSnapshot {
+        index: u64,
+    },
     Stop,
 }
 
@@ -148,6 +152,7 @@ pub(crate) struct LogThread {
 
 /// A snapshot being written in the background; at most one at a time.
 pub(crate) struct SnapshotThread {
+    index: u64,
     cancelled: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
@@ -185,6 +190,12 @@ impl LogThread {
                         }
                         turn.store().snapshot_saved(meta)?;
                         self.turns.bring(Input::SnapshotSaved { index, bytes });
+                    }
+                    LogWork::DiscardSnapshot { index } => {
+                        // One of this member's own may be about to get the same name.
+                        if self.snapshot_writer.as_ref().is_none_or(|writer| writer.index != index) {
+                            turn.store().discard_snapshot(index)?;
+                        }
                     }
                     LogWork::Stop => stop = true,
                 }
@@ -225,7 +236,7 @@ impl LogThread {
             }
         };
         match thread::Builder::new().name("tenure-snapshot".into()).spawn(write) {
-            Ok(thread) => self.snapshot_writer = Some(SnapshotThread { cancelled, thread }),
+            Ok(thread) => self.snapshot_writer = Some(SnapshotThread { index, cancelled, thread }),
             Err(error) => {
                 tracing::warn!(index, %error, "no thread to write a snapshot with; it will be tried again");
                 self.turns.bring(Input::SnapshotFailed { index });

@@ -31,6 +31,7 @@ use crate::listen::{ListenError, Listener, Network, Stopping};
 use crate::member::{Member, random_u64};
 use crate::metrics::Metrics;
 use crate::peer::join::{self, JoinError};
+use crate::peer::leave::Departure;
 use crate::peer::outbox::Outbox;
 use crate::peer::{PeerPort, PeerPortSettings};
 use crate::publish;
@@ -113,6 +114,7 @@ async fn live(
     let replica_config = replica_config(&config, &data);
     let threads = config.network_thread_count();
     let (outbox, orders) = Outbox::new(identity.member_id, config.limits.peer_message_bytes());
+    outbox.set_members(data.boot.machine.state().members());
     let peer_settings = PeerPortSettings {
         identity,
         snapshots: data.store.snapshots(),
@@ -142,7 +144,8 @@ async fn live(
     };
     let peers = Network::start(&config, metrics.clone(), "peers", threads..threads + 1, serve_peers)?;
 
-    let shared = Arc::new(services::ProcessWide { sessions: services::Sessions::default(), keyring });
+    let departure = Departure { identity, outbox: outbox.clone(), patience: config.call_timeout };
+    let shared = Arc::new(services::ProcessWide { sessions: services::Sessions::default(), keyring, departure });
     let claims = Arc::<services::Claims>::default();
     let attachments = Arc::new((0..threads).map(|index| attach(&mut driver, index)).collect::<Vec<_>>());
     let serve = {
@@ -195,8 +198,8 @@ async fn live(
     if end.is_ok() {
         hand_over(&member, &config).await;
     }
-    // A replica that is gone answers nobody: nothing is worth waiting for.
-    let patience = if end.is_ok() { config.drain } else { Duration::ZERO };
+    // A replica that is gone answers nobody: nothing is worth waiting for, but the leader's word that it may go.
+    let patience = if matches!(end, Ok(()) | Err(RunError::Removed)) { config.drain } else { Duration::ZERO };
     network.stop(patience).await;
     peers.stop(Duration::ZERO).await;
     let _ = tokio::task::spawn_blocking(move || driver.stop()).await;

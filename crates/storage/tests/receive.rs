@@ -61,6 +61,20 @@ fn a_snapshot_is_sent_from_any_byte_while_it_is_the_newest() {
 }
 
 #[test]
+fn a_snapshot_that_is_not_wanted_is_not_found_again() {
+    let mut member = Member::initialised(8);
+    member.run(&Operation::Append { hard_state: None, entries: entries(2, 9, 1, 10), sync: true }).unwrap();
+    member.run(&Operation::Receive { index: 30, term: 4 }).unwrap();
+    member.store().discard_snapshot(30).unwrap();
+    // The one that the log builds on is not touched.
+    member.store().discard_snapshot(1).unwrap();
+    member.disk.crash();
+    member.open_and_check().unwrap();
+    let state = member.durable.as_ref().unwrap();
+    assert_eq!((state.snapshot.index, state.last_index()), (1, 9));
+}
+
+#[test]
 fn a_peer_is_known_again_by_its_directory() {
     let mut member = Member::initialised(4);
     let peers = member.store().peers();

@@ -16,6 +16,7 @@ mod holding;
 mod lease;
 mod lock;
 mod locks;
+mod member;
 mod pairs;
 mod people;
 mod put;
@@ -57,6 +58,7 @@ pub enum Verb {
     Lease(lease::Lease),
     Compact(compact::Compact),
     Status(status::Status),
+    Member(member::Member),
     Snapshot(snapshot::Snapshot),
     Datastore(Box<datastore::Datastore>),
     Bench(bench::Bench),
@@ -90,6 +92,7 @@ impl Verb {
             Verb::Lease(lease) => block_on(lease.run(global)),
             Verb::Compact(compact) => block_on(compact.run(global)),
             Verb::Status(status) => block_on(status.run(global)),
+            Verb::Member(member) => block_on(member.run(global)),
             Verb::Snapshot(snapshot) => snapshot.run(global),
             Verb::Datastore(datastore) => block_on(datastore.run(global)),
             Verb::Bench(bench) => bench.run(&global),

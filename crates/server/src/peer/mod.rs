@@ -16,6 +16,7 @@
 mod admission;
 mod greeting;
 pub(crate) mod join;
+pub(crate) mod leave;
 pub(crate) mod listing;
 pub(crate) mod outbox;
 mod port;

@@ -63,8 +63,12 @@ impl Outbox {
         let _ = self.0.snapshots.send(order);
     }
 
-    /// From now on these belong to the cluster: the queues of others are gone with what was in them.
+    /// From now on these belong to the cluster: the queues of others are gone with what was in them. A member that
+    /// has just joined knows of nobody yet, and keeps to those it was told of when it did.
     pub(crate) fn set_members(&self, members: Vec<Member>) {
+        if members.is_empty() {
+            return;
+        }
         let mut queues = lock(&self.0.queues);
         queues.retain(|id, _| members.iter().any(|member| member.id == *id));
         for member in members.iter().filter(|member| member.id != self.0.own) {
@@ -176,7 +180,8 @@ mod tests {
         assert!(outbox.queue(1).is_none() && outbox.queue(9).is_none());
         outbox.set_members(vec![member(1), member(3)]);
         assert!(outbox.queue(2).is_none());
-        assert_eq!(outbox.members().len(), 2);
+        outbox.set_members(Vec::new());
+        assert_eq!(outbox.members().len(), 2, "there is no cluster of none");
     }
 
     #[test]
