@@ -59,6 +59,7 @@ pub enum Reply {
         epoch: u64,
         ttl_ms: u64,
     },
+    MembersChanged,
     /// A forwarded command that had been applied before.
     Duplicate,
 }
@@ -232,4 +233,12 @@ pub enum Refusal {
     /// Another stream goes on with the session.
     #[error("session was resumed elsewhere")]
     SessionResumed,
+    #[error("member not found")]
+    MemberNotFound,
+    #[error("member ID already exist")]
+    MemberExists,
+    #[error("peer URLs already exist")]
+    PeerUrlExists,
+    #[error("can only promote a learner member")]
+    NotALearner,
 }

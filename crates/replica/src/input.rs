@@ -1,7 +1,7 @@
 //! Everything that can happen to a member, as one closed list.
 
 use bytes::Bytes;
-use tenure_machine::{Command, Keys, LeaseId, Leave, Lock, Machine, MemberId, RangeQuery, Revision};
+use tenure_machine::{Command, Keys, LeaseId, Leave, Lock, Machine, MemberChange, MemberId, RangeQuery, Revision};
 
 use crate::LockWatchRequest;
 
@@ -45,6 +45,17 @@ pub enum Input {
         lease: LeaseId,
         /// Of the session's stream that asks; 0 = none.
         epoch: u64,
+    },
+    /// Answered with [`crate::Answered::Members`] when it is done.
+    ChangeMembers {
+        call: CallId,
+        change: MemberChange,
+    },
+    /// Have another member lead: this one, or (None) the one that has most of the log. Answered with
+    /// [`crate::Answered::Leader`], whoever it came to be.
+    TransferLeader {
+        call: CallId,
+        to: Option<MemberId>,
     },
     /// Nobody waits for this call's answer any more. A queued lock leaves its queue.
     Cancel {

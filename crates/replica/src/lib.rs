@@ -13,6 +13,7 @@ pub mod input;
 mod install;
 mod lock_watch;
 mod log;
+mod members;
 mod message;
 mod outbox;
 pub mod output;
@@ -21,6 +22,7 @@ mod question;
 mod read;
 pub mod replica;
 pub mod status;
+mod transfer;
 mod watch;
 
 pub use config::{Boot, Config, FIRST_INDEX, FIRST_TERM, first_configuration};
@@ -31,4 +33,5 @@ pub use output::{
     SaveSnapshot, SessionNotice,
 };
 pub use replica::{BootError, Replica};
-pub use status::Status;
+pub use status::{PeerStatus, Status};
+pub use tenure_machine::{Member, MemberChange};

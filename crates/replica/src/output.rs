@@ -1,7 +1,9 @@
 //! Everything a member wants done, as one closed list. The driver performs, it never decides.
 
 use bytes::Bytes;
-use tenure_machine::{Commit, LeaseId, LockEnd, LockReply, MemberId, RangeReply, Refusal, Reply, Revision, View};
+use tenure_machine::{
+    Commit, LeaseId, LockEnd, LockReply, Member, MemberId, RangeReply, Refusal, Reply, Revision, View,
+};
 
 use crate::{CallId, LockNotice, StreamId, WatchId};
 
@@ -48,6 +50,10 @@ pub enum Output {
     SnapshotRefused {
         index: u64,
     },
+    /// Everybody who belongs to the cluster now, this member included: whom to talk to, and where.
+    Members(Vec<Member>),
+    /// This member belongs to the cluster no more. What came out before is still to be done.
+    Removed,
     /// The state can no longer be trusted (a committed entry that this version cannot decode): stop the process.
     Fatal(String),
 }
@@ -118,6 +124,10 @@ pub enum Answered {
     },
     LeaseTimeToLive(Option<LeaseStatus>),
     LeaseTimes(Vec<Option<LeaseStatus>>),
+    /// All of them, after a change.
+    Members(Vec<Member>),
+    /// Who leads now.
+    Leader(MemberId),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -149,6 +159,17 @@ pub enum Failure {
     EntryEnded(LockEnd),
     #[error("the member is stopping")]
     Stopping,
+    /// A learner is promoted when it has nearly all of the log.
+    #[error("can only promote a learner member which is in sync with leader")]
+    LearnerNotReady,
+    /// Those who would be left and can be reached would be too few to go on.
+    #[error("re-configuration failed due to not enough started members")]
+    NotEnoughMembers,
+    #[error("another change of members is under way")]
+    ChangeUnderWay,
+    /// No voter, or nobody that can be reached.
+    #[error("bad leader transferee")]
+    BadTransferee,
 }
 
 /// What a session's stream is told without having asked.

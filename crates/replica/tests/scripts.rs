@@ -219,6 +219,9 @@ impl Runner {
                 let revision = save.view.revision();
                 format!("save snapshot {}.{}, revision {revision}, {voters} members", save.index, save.term)
             }
+            // A cluster of one, or of three who never move.
+            Output::Members(_) => return,
+            Output::Removed => "removed".to_owned(),
             Output::SendSnapshot { to, index, .. } => format!("send snapshot {index} to {to}"),
             Output::SnapshotRefused { index } => format!("snapshot {index} refused"),
             Output::Fatal(reason) => format!("fatal: {reason}"),
@@ -435,6 +438,8 @@ fn answer_text(answer: Answer) -> String {
         Ok(Answered::KeptAlive { ttl_ms }) => format!("kept alive {ttl_ms:?}"),
         Ok(Answered::LeaseTimeToLive(status)) => format!("{status:?}"),
         Ok(Answered::LeaseTimes(times)) => format!("{times:?}"),
+        Ok(Answered::Members(members)) => format!("{members:?}"),
+        Ok(Answered::Leader(leader)) => format!("leader {leader}"),
     }
 }
 

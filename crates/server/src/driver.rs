@@ -354,6 +354,7 @@ impl Owner {
             }
             // A cluster of one has no peers.
             Output::Send { .. } | Output::SendSnapshot { .. } | Output::SnapshotRefused { .. } => {}
+            Output::Members(_) | Output::Removed => {}
             Output::Fatal(reason) => return Err(reason),
         }
         Ok(())

@@ -33,6 +33,14 @@ pub const STOPPED: Error = Error(Code::Unavailable, "etcdserver: server stopped"
 pub const CORRUPT: Error = Error(Code::DataLoss, "etcdserver: corrupt cluster");
 pub const NOT_LEADER: Error = Error(Code::FailedPrecondition, "etcdserver: not leader");
 pub const BAD_LEADER_TRANSFEREE: Error = Error(Code::FailedPrecondition, "etcdserver: bad leader transferee");
+const MEMBER_NOT_FOUND: Error = Error(Code::NotFound, "etcdserver: member not found");
+const MEMBER_EXISTS: Error = Error(Code::FailedPrecondition, "etcdserver: member ID already exist");
+const PEER_URL_EXISTS: Error = Error(Code::FailedPrecondition, "etcdserver: Peer URLs already exists");
+const MEMBER_NOT_LEARNER: Error = Error(Code::FailedPrecondition, "etcdserver: can only promote a learner member");
+const LEARNER_NOT_READY: Error =
+    Error(Code::FailedPrecondition, "etcdserver: can only promote a learner member which is in sync with leader");
+const NOT_ENOUGH_STARTED: Error =
+    Error(Code::FailedPrecondition, "etcdserver: re-configuration failed due to not enough started members");
 pub const AUTH_NOT_ENABLED: Error = Error(Code::FailedPrecondition, "etcdserver: authentication is not enabled");
 pub const ROOT_USER_NOT_EXIST: Error = Error(Code::FailedPrecondition, "etcdserver: root user does not exist");
 pub const USER_NOT_FOUND: Error = Error(Code::FailedPrecondition, "etcdserver: user name not found");
@@ -48,6 +56,7 @@ pub const LEADER_FIELD_MISSING: Error = Error(Code::Unknown, "\"leader\" field m
 pub const SESSION_EXPIRED: Error = Error(Code::Unknown, "mutex: session is expired");
 
 pub const INVALID_COMPARE: Error = Error(Code::InvalidArgument, "tenure: invalid compare option");
+const CHANGE_UNDER_WAY: Error = Error(Code::Unavailable, "tenure: another change of members is under way");
 const NESTED_TOO_DEEP: Error = Error(Code::InvalidArgument, "tenure: transactions nested too deep in txn request");
 const TOO_MANY_WAITERS: Error = Error(Code::ResourceExhausted, "tenure: too many waiters for this lock");
 const NAME_TOO_LONG: Error = Error(Code::InvalidArgument, "tenure: lock name too long");
@@ -98,6 +107,10 @@ pub fn of_refusal(refusal: &Refusal) -> Error {
         Refusal::InUse => IN_USE,
         Refusal::Deadlock { .. } => DEADLOCK,
         Refusal::SessionResumed => SESSION_RESUMED,
+        Refusal::MemberNotFound => MEMBER_NOT_FOUND,
+        Refusal::MemberExists => MEMBER_EXISTS,
+        Refusal::PeerUrlExists => PEER_URL_EXISTS,
+        Refusal::NotALearner => MEMBER_NOT_LEARNER,
     }
 }
 
@@ -111,6 +124,10 @@ pub fn of_failure(failure: &Failure) -> Error {
         Failure::TooLarge => TOO_LARGE,
         Failure::EntryEnded(_) => SESSION_EXPIRED,
         Failure::Stopping => STOPPED,
+        Failure::LearnerNotReady => LEARNER_NOT_READY,
+        Failure::NotEnoughMembers => NOT_ENOUGH_STARTED,
+        Failure::ChangeUnderWay => CHANGE_UNDER_WAY,
+        Failure::BadTransferee => BAD_LEADER_TRANSFEREE,
     }
 }
 
@@ -190,6 +207,10 @@ mod tests {
             (Refusal::InUse, FailedPrecondition, "lock is held or waited for"),
             (Refusal::Deadlock { cycle: "a circle".to_owned() }, FailedPrecondition, "deadlock"),
             (Refusal::SessionResumed, Aborted, "session was resumed elsewhere"),
+            (Refusal::MemberNotFound, NotFound, "etcdserver: member not found"),
+            (Refusal::MemberExists, FailedPrecondition, "etcdserver: member ID already exist"),
+            (Refusal::PeerUrlExists, FailedPrecondition, "etcdserver: Peer URLs already exists"),
+            (Refusal::NotALearner, FailedPrecondition, "etcdserver: can only promote a learner member"),
         ];
         let failures = [
             (Failure::NoLeader, Unavailable, "etcdserver: no leader"),
@@ -199,6 +220,18 @@ mod tests {
             (Failure::TooLarge, InvalidArgument, "etcdserver: request is too large"),
             (Failure::EntryEnded(LockEnd::LeaseExpired), Unknown, "mutex: session is expired"),
             (Failure::Stopping, Unavailable, "etcdserver: server stopped"),
+            (
+                Failure::LearnerNotReady,
+                FailedPrecondition,
+                "etcdserver: can only promote a learner member which is in sync with leader",
+            ),
+            (
+                Failure::NotEnoughMembers,
+                FailedPrecondition,
+                "etcdserver: re-configuration failed due to not enough started members",
+            ),
+            (Failure::ChangeUnderWay, Unavailable, "tenure: another change of members is under way"),
+            (Failure::BadTransferee, FailedPrecondition, "etcdserver: bad leader transferee"),
         ];
         let refused = refusals.into_iter().map(|(refusal, code, text)| (Failure::Refused(refusal), code, text));
         for (failure, code, text) in refused.chain(failures) {
