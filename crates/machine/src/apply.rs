@@ -73,6 +73,10 @@ impl Machine {
         self.state.store.trim(events)
     }
 
+    pub(crate) fn state_mut(&mut self) -> &mut View {
+        &mut self.state
+    }
+
     pub(crate) fn restored(state: View) -> Machine {
         Machine { state }
     }
@@ -133,13 +137,14 @@ impl View {
             Command::Leave(leave) => self.leave(change, leave),
             Command::Alarm(alarm) => Ok(Reply::Alarms(self.change_alarm(*alarm))),
             Command::Publish(member) => {
-                self.members.insert(member.id, Arc::new(member.clone()));
+                self.publish(member);
                 Ok(Reply::Published)
             }
             Command::Unlock(unlock) => self.unlock(change, unlock),
             Command::ForceRelease { name, token } => self.force_release(change, name, *token),
             Command::ForgetLock { name } => self.forget_lock(name),
             Command::ResumeSession { lease } => self.resume_session(*lease),
+            Command::ChangeMembers(change) => self.change_members(change).map(|()| Reply::MembersChanged),
         }
     }
 

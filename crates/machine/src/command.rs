@@ -66,6 +66,9 @@ pub enum Command {
     ResumeSession {
         lease: LeaseId,
     },
+    /// What the state notes of a change of members. It travels with the change of raft's configuration, in one
+    /// entry, but for an update, which changes no configuration.
+    ChangeMembers(MemberChange),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -318,6 +321,20 @@ pub struct Member {
     pub peer_urls: Vec<String>,
     pub client_urls: Vec<String>,
     pub learner: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MemberChange {
+    /// As a learner or as a voter, as the member says.
+    Add { member: Member },
+    /// From learner to voter.
+    Promote { id: MemberId },
+    /// `force`: also if those who are left and can be reached are too few to go on.
+    Remove { id: MemberId, force: bool },
+    /// Another name, other addresses.
+    Update { member: Member },
+    /// All of these or none, by way of a configuration in which both majorities count.
+    Together(Vec<MemberChange>),
 }
 
 #[cfg(test)]

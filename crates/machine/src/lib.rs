@@ -20,6 +20,7 @@ mod hash_keys;
 mod lease;
 pub mod limits;
 pub mod lock;
+mod members;
 mod mvcc;
 mod origin;
 mod rebirth;
@@ -34,7 +35,7 @@ pub use view::{LeaseView, View};
 
 pub use command::{
     Alarm, AlarmChange, AlarmKind, Command, Compare, CompareResult, CompareTarget, Delete, Envelope, Keys, LeaseGrant,
-    Leave, Lock, Member, Mode, Op, Origin, Put, RangeQuery, SortOrder, SortTarget, Txn, Unlock,
+    Leave, Lock, Member, MemberChange, Mode, Op, Origin, Put, RangeQuery, SortOrder, SortTarget, Txn, Unlock,
 };
 pub use reply::{
     Applied, BusyReply, Commit, Event, EventKind, KeyValue, LeaseChange, LockChange, LockChanges, LockEnd, LockReply,

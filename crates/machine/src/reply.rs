@@ -60,6 +60,7 @@ pub enum Reply {
         epoch: u64,
         ttl_ms: u64,
     },
+    MembersChanged,
     /// A forwarded command that had been applied before.
     Duplicate,
 }

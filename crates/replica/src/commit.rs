@@ -1,11 +1,13 @@
 //! From a committed entry to its effects: apply it, and tell everybody whom it concerns.
 
 use bytes::Bytes;
-use prost011::Message as _;
-use raft::eraftpb::{ConfChange, ConfChangeV2, Entry, EntryType};
-use tenure_machine::{Applied, Command, LeaseChange, LeaseId, LockChange, LockReply, Reply, SharedBytes, codec};
+use raft::eraftpb::{Entry, EntryType};
+use tenure_machine::{
+    Applied, Command, LeaseChange, LeaseId, LockChange, LockReply, Refusal, Reply, SharedBytes, codec,
+};
 
 use crate::log::entry_bytes;
+use crate::members::described;
 use crate::propose::{Proposal, QueuedCall, Waits, keys_of};
 use crate::question::{LeaderAnswer, Question};
 use crate::read::Confirmed;
@@ -40,12 +42,14 @@ impl Replica {
         let (index, term) = (entry.index, entry.term);
         let proposal = self.take_proposal(index, term);
         if entry.entry_type() != EntryType::EntryNormal {
-            self.machine.skip(index, term);
-            self.change_configuration(&entry);
-            return;
+            return self.apply_change(entry, proposal.map(|proposal| proposal.waits));
         }
         if entry.data.is_empty() {
             self.machine.skip(index, term);
+            if let Some(Proposal { waits: Waits::Call(call), .. }) = proposal {
+                // Raft makes nothing of a change of members that comes too soon.
+                self.fail(call, Failure::ChangeUnderWay);
+            }
             if !self.leading && self.is_leader() && term == self.node.raft.term {
                 self.begin_leading();
             }
@@ -53,13 +57,16 @@ impl Replica {
         }
         let envelope = match codec::decode(Bytes::from(entry.data)) {
             Ok(envelope) => envelope,
-            Err(error) => {
-                self.failed = true;
-                self.outputs.push(Output::Fatal(format!("log entry {index} of term {term}: {error}")));
-                return;
-            }
+            Err(error) => return self.give_up_over(format!("log entry {index} of term {term}: {error}")),
         };
-        let applied = self.machine.apply(index, term, &envelope);
+        let described = described(&envelope.command);
+        let applied = match described.iter().all(|member| self.is_member(*member)) {
+            true => self.machine.apply(index, term, &envelope),
+            false => self.refuse_strangers(index, term),
+        };
+        if !described.is_empty() {
+            self.tell_members();
+        }
         let term = self.node.raft.term;
         self.lock_hub.feed(&applied.lock_changes, self.machine.state(), term, &mut self.outputs);
         // Who gives something back by itself knows.
@@ -71,7 +78,6 @@ impl Replica {
             Command::LeaseGrant(grant) => drop(self.granting.remove(&grant.lease)),
             Command::Alarm(_) => self.alarm_asked = false,
             Command::Compact { .. } => self.compact_asked = false,
-            Command::Publish(_) => self.members_due = true,
             _ => {}
         }
         let waits = match envelope.origin {
@@ -79,6 +85,23 @@ impl Replica {
             None => proposal.map(|proposal| proposal.waits),
         };
         self.tell(applied, waits);
+    }
+
+    /// A member that was removed meanwhile must not come back into the list by what it says of itself.
+    fn refuse_strangers(&mut self, index: u64, term: u64) -> Applied {
+        self.machine.skip(index, term);
+        Applied {
+            revision: self.machine.state().revision(),
+            reply: Err(Refusal::MemberNotFound),
+            commit: None,
+            lock_changes: Default::default(),
+            lease_changes: Vec::new(),
+        }
+    }
+
+    pub(crate) fn give_up_over(&mut self, reason: String) {
+        self.failed = true;
+        self.outputs.push(Output::Fatal(reason));
     }
 
     /// The proposal that this entry is, if it is one of this member's own.
@@ -108,25 +131,6 @@ impl Replica {
         }
     }
 
-    pub(crate) fn change_configuration(&mut self, entry: &Entry) {
-        let changed = match entry.entry_type() {
-            EntryType::EntryConfChange => ConfChange::decode(entry.data.as_slice())
-                .ok()
-                .and_then(|change| self.node.apply_conf_change(&change).ok()),
-            // An empty change is the one that leaves a joint configuration; it is applied like any other.
-            _ => ConfChangeV2::decode(entry.data.as_slice())
-                .ok()
-                .and_then(|change| self.node.apply_conf_change(&change).ok()),
-        };
-        match changed {
-            Some(configuration) => self.node.mut_store().set_configuration(configuration),
-            None => {
-                self.failed = true;
-                self.outputs.push(Output::Fatal(format!("log entry {}: bad configuration change", entry.index)));
-            }
-        }
-    }
-
     /// The first entry of this member's term is applied: from here on it knows all that was granted
     /// before. Nobody could renew during the election, so every lease starts anew, with a margin.
     pub(crate) fn begin_leading(&mut self) {
@@ -152,6 +156,7 @@ impl Replica {
         let Some(waits) = waits else { return };
         let revision = applied.revision;
         match (waits, applied.reply) {
+            (Waits::Call(call), Ok(Reply::MembersChanged)) => self.tell_members_changed(call),
             (Waits::Call(call), reply) => {
                 self.answer_at(call, revision, reply.map(Answered::Reply).map_err(Failure::from))
             }

@@ -172,7 +172,7 @@ impl Replica {
         (term, boot, session): (u64, u64, u64),
         commands: Vec<Envelope>,
     ) {
-        if !self.leading || term != self.node.raft.term {
+        if !self.leading || term != self.node.raft.term || !self.is_member(from) {
             return;
         }
         if !self.greeted.enter(from, boot, session) {

@@ -177,6 +177,7 @@ impl Replica {
         for skipped in self.proposals.take_upto(index + 1) {
             self.lose(skipped.waits);
         }
+        self.follow_configuration();
         self.look_up_forwards();
         for queued in self.queued.take_all() {
             self.look_up_queued(queued);

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use prost011::Message as _;
 use raft::eraftpb::{Message, MessageType};
 use tenure_machine::encoding::{ReadResult, Reader, put_bytes, put_signed, put_varint};
-use tenure_machine::{Envelope, Refusal, codec};
+use tenure_machine::{Envelope, MemberId, Refusal, codec};
 
 use crate::question::{LeaderAnswer, Question};
 use crate::{Failure, LeaseStatus};
@@ -43,6 +43,21 @@ pub(crate) enum PeerMessage {
         boot: u64,
         answers: Vec<(u64, LeaderAnswer)>,
     },
+    /// The leader of `term` is to give its place to another.
+    Transfer {
+        term: u64,
+        to: Option<MemberId>,
+    },
+    /// A member has heard from no leader for long, and has applied no more than this.
+    Presence {
+        cluster: u64,
+        applied: u64,
+    },
+    /// To one that is no member any more, as of this index.
+    Removed {
+        cluster: u64,
+        applied: u64,
+    },
     /// The leader of `term` has not proposed these, and will not.
     Refusals {
         term: u64,
@@ -60,6 +75,9 @@ mod tag {
     pub const REFUSALS: u8 = 4;
     pub const QUESTIONS: u8 = 5;
     pub const ANSWERS: u8 = 6;
+    pub const TRANSFER: u8 = 7;
+    pub const PRESENCE: u8 = 8;
+    pub const REMOVED: u8 = 9;
 }
 
 pub(crate) fn encode_raft(message: &Message) -> Bytes {
@@ -152,6 +170,18 @@ pub(crate) fn answers(boot: u64, answers: &[(u64, LeaderAnswer)]) -> Bytes {
     into.into()
 }
 
+pub(crate) fn transfer(term: u64, to: Option<MemberId>) -> Bytes {
+    encode_numbers(tag::TRANSFER, [term, to.unwrap_or(raft::INVALID_ID)]).into()
+}
+
+pub(crate) fn presence(cluster: u64, applied: u64) -> Bytes {
+    encode_numbers(tag::PRESENCE, [cluster, applied]).into()
+}
+
+pub(crate) fn removed(cluster: u64, applied: u64) -> Bytes {
+    encode_numbers(tag::REMOVED, [cluster, applied]).into()
+}
+
 fn put_status(into: &mut Vec<u8>, status: &Option<LeaseStatus>) {
     into.push(u8::from(status.is_some()));
     if let Some(LeaseStatus { lease, ttl_ms, remaining_ms }) = status {
@@ -212,6 +242,12 @@ fn decode_own(tag: u8, reader: &mut Reader, whole: &Bytes) -> ReadResult<PeerMes
                 .map(|_| Ok((reader.varint()?, decode_answer(reader)?)))
                 .collect::<ReadResult<_>>()?,
         },
+        tag::TRANSFER => PeerMessage::Transfer {
+            term: reader.varint()?,
+            to: Some(reader.varint()?).filter(|member| *member != raft::INVALID_ID),
+        },
+        tag::PRESENCE => PeerMessage::Presence { cluster: reader.varint()?, applied: reader.varint()? },
+        tag::REMOVED => PeerMessage::Removed { cluster: reader.varint()?, applied: reader.varint()? },
         _ => return Err("unknown kind of message"),
     })
 }
@@ -250,7 +286,17 @@ fn decode_status(reader: &mut Reader) -> ReadResult<Option<LeaseStatus>> {
 }
 
 /// What a leader may refuse a forwarded command with.
-const REFUSALS: [(u8, Failure); 2] = [(1, Failure::Refused(Refusal::NoSpace)), (2, Failure::Overloaded)];
+const REFUSALS: [(u8, Failure); 9] = [
+    (1, Failure::Refused(Refusal::NoSpace)),
+    (2, Failure::Overloaded),
+    (3, Failure::Refused(Refusal::MemberNotFound)),
+    (4, Failure::Refused(Refusal::MemberExists)),
+    (5, Failure::Refused(Refusal::PeerUrlExists)),
+    (6, Failure::Refused(Refusal::NotALearner)),
+    (7, Failure::LearnerNotReady),
+    (8, Failure::NotEnoughMembers),
+    (9, Failure::ChangeUnderWay),
+];
 
 fn failure_code(failure: &Failure) -> u8 {
     REFUSALS.iter().find(|(_, known)| known == failure).map_or(0, |(code, _)| *code)

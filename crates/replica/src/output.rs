@@ -39,8 +39,8 @@ pub enum Output {
     },
     /// Write this view as a snapshot in the background, then report [`crate::Input::SnapshotSaved`].
     SaveSnapshot(Box<SaveSnapshot>),
-    /// Stream the saved snapshot `index` to a peer, apart from everything else and with this message, then
-    /// report [`crate::Input::SnapshotSent`].
+    /// Stream the saved snapshot `index` to a peer, with `message` along, then report
+    /// [`crate::Input::SnapshotSent`].
     SendSnapshot {
         to: MemberId,
         index: u64,

@@ -9,6 +9,7 @@ use tenure_machine::{
     Txn, codec,
 };
 
+use crate::members::changes_configuration;
 use crate::read::Confirmed;
 use crate::{CallId, Failure, Replica};
 
@@ -52,12 +53,17 @@ impl Replica {
             return Err(NotAppended::NotNow);
         }
         envelope.wall_ms = self.now.wall_ms;
-        // Encoded where there is room already, so that what the log keeps is allocated once, as large as it is.
-        self.encoded.clear();
-        codec::encode(envelope, &mut self.encoded);
-        if self.node.propose(Vec::new(), self.encoded.clone()).is_err() {
-            // Too much is under way.
-            return Err(NotAppended::Refused(Failure::Overloaded));
+        match &envelope.command {
+            Command::ChangeMembers(change) if changes_configuration(change) => self.append_change(envelope, change)?,
+            _ => {
+                // Encoded where there is room already, so that what the log keeps is allocated once, as large as it is.
+                self.encoded.clear();
+                codec::encode(envelope, &mut self.encoded);
+                // The only reason is that too much is under way.
+                self.node
+                    .propose(Vec::new(), self.encoded.clone())
+                    .map_err(|_| NotAppended::Refused(Failure::Overloaded))?;
+            }
         }
         let raft = &self.node.raft;
         let (index, term) = (raft.raft_log.last_index(), raft.term);
@@ -165,6 +171,8 @@ impl Replica {
         let mut found = self.proposals.abandon_calls(is_cancelled);
         found.extend(self.forwards.abandon_calls(is_cancelled));
         found.extend(self.questions.take_calls(is_cancelled));
+        found.extend(self.membership.take_calls(is_cancelled));
+        found.extend(self.cancel_transfers(is_cancelled));
         self.unsent.retain(|unsent| match unsent.waits.call() {
             Some(call) if is_cancelled(call) => {
                 found.push(call);

@@ -11,7 +11,7 @@ use raft::eraftpb::{ConfState, Entry, HardState as RaftHardState, Message, Messa
 use raft::{RawNode, StateRole};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
-use tenure_machine::{LeaseId, Leave, Machine, MemberId};
+use tenure_machine::{Command, LeaseId, Leave, Machine, MemberId};
 
 use crate::config::{Boot, Config, decode_configuration};
 use crate::deadlines::Deadlines;
@@ -19,14 +19,17 @@ use crate::forward::{Forwards, Greeted};
 use crate::install::{Arrived, SnapshotProgress};
 use crate::lock_watch::LockHub;
 use crate::log::Log;
+use crate::members::Membership;
 use crate::message::{self, PeerMessage};
 use crate::propose::{Proposals, Queued, Unsent, Waits};
 use crate::question::{Asker, PeerAnswers, Question, Questions};
 use crate::read::{Confirmed, Reads};
+use crate::status::Roles;
+use crate::transfer::Transfer;
 use crate::watch::Hub;
 use crate::{
     Answer, Answered, CallId, Consistency, Failure, HardState, Input, LogEntry, Now, Output, Persist, Read,
-    SessionNotice, Status, StreamId,
+    SessionNotice, StreamId,
 };
 
 /// History events freed in a tick after a compaction, beside those that each command frees.
@@ -61,6 +64,11 @@ pub struct Replica {
     pub(crate) leading: bool,
     /// When each of the others was last heard of.
     pub(crate) heard_ms: BTreeMap<MemberId, u64>,
+    /// And when the leader was.
+    pub(crate) heard_leader_ms: u64,
+    pub(crate) membership: Membership,
+    pub(crate) roles: Roles,
+    pub(crate) transfers: Vec<Transfer>,
     pub(crate) unsent: Vec<Unsent>,
     pub(crate) proposals: Proposals,
     pub(crate) forwards: Forwards,
@@ -103,8 +111,6 @@ pub struct Replica {
     pub(crate) compact_asked: bool,
     /// Of the command that is being proposed.
     pub(crate) encoded: Vec<u8>,
-    /// The members have changed, or were never told.
-    pub(crate) members_due: bool,
     pub(crate) outputs: Vec<Output>,
     pub(crate) failed: bool,
 }
@@ -121,7 +127,7 @@ impl Replica {
             commit: boot.hard_state.commit.clamp(boot.snapshot_index, boot.snapshot_index + boot.entries.len() as u64),
         };
         let entries = boot.entries.into_iter().map(raft_entry).collect();
-        let log = Log::new(hard_state, configuration, boot.snapshot_index, boot.snapshot_term, entries);
+        let log = Log::new(hard_state, configuration.clone(), boot.snapshot_index, boot.snapshot_term, entries);
         let (election_min_ticks, election_max_ticks) = election_ticks(&config);
         let raft_config = raft::Config {
             id: config.member,
@@ -159,6 +165,10 @@ impl Replica {
             leader: (raft::INVALID_ID, 0),
             leading: false,
             heard_ms: BTreeMap::new(),
+            heard_leader_ms: now.monotonic_ms,
+            membership: Membership::default(),
+            roles: Roles::of(&configuration),
+            transfers: Vec::new(),
             unsent: Vec::new(),
             proposals: Proposals::default(),
             forwards: Forwards::default(),
@@ -192,12 +202,12 @@ impl Replica {
             alarm_asked: false,
             compact_asked: false,
             encoded: Vec::new(),
-            members_due: true,
             outputs: Vec::new(),
             failed: false,
             config,
         };
         replica.note_role();
+        replica.note_removal(false);
         Ok(replica)
     }
 
@@ -207,6 +217,9 @@ impl Replica {
             return;
         }
         std::mem::swap(&mut self.outputs, outputs);
+        if !self.membership.is_told() {
+            self.tell_members();
+        }
         self.pass_time(now);
         for input in inputs {
             self.take(input);
@@ -222,28 +235,6 @@ impl Replica {
     /// When to step again even if nothing comes in.
     pub fn wake_ms(&self) -> u64 {
         self.wake_ms
-    }
-
-    pub fn status(&self) -> Status {
-        let state = self.machine.state();
-        Status {
-            cluster: self.config.cluster,
-            member: self.config.member,
-            leader: self.node.raft.leader_id,
-            learner: self.node.store().configuration().learners.contains(&self.config.member),
-            term: self.node.raft.term,
-            last_index: self.node.raft.raft_log.last_index(),
-            commit_index: self.node.raft.raft_log.committed,
-            applied_index: self.machine.applied_index(),
-            revision: state.revision(),
-            compacted_revision: state.compacted_revision(),
-            bytes: state.bytes(),
-            bytes_live: state.bytes_live(),
-            leases: state.lease_count(),
-            watches: self.hub.watches(),
-            waiting_locks: self.queued.len() as u64,
-            snapshot_index: self.node.store().saved().index,
-        }
     }
 
     /// The state as applied so far; for checkers and tools.
@@ -262,11 +253,6 @@ impl Replica {
 
     pub(crate) fn is_only_voter(&self) -> bool {
         is_only_voter(self.config.member, self.node.store().configuration())
-    }
-
-    pub(crate) fn is_member(&self, member: MemberId) -> bool {
-        let ConfState { voters, learners, voters_outgoing, learners_next, .. } = self.node.store().configuration();
-        [voters, learners, voters_outgoing, learners_next].iter().any(|members| members.contains(&member))
     }
 
     /// Whether something was heard of another member lately.
@@ -343,9 +329,14 @@ impl Replica {
         self.timeouts_due_ms = now_ms + self.config.tick_ms;
         self.retry_reads();
         self.give_up_delivered();
-        let Some(since_ms) = now_ms.checked_sub(self.config.call_timeout_ms) else { return };
+        self.ask_whether_removed();
+        self.tell_removal();
+        let since_ms = now_ms.checked_sub(self.config.call_timeout_ms);
+        self.time_out_transfers(since_ms);
+        let Some(since_ms) = since_ms else { return };
         let mut late = self.proposals.abandon_older_than(since_ms);
         late.extend(self.forwards.abandon_older_than(since_ms));
+        late.extend(self.membership.take_older_than(since_ms));
         for call in late {
             self.fail(call, Failure::TimedOut);
         }
@@ -383,6 +374,10 @@ impl Replica {
                 self.reads.gather(Confirmed::Read { call, read }, self.running_ms())
             }
             Input::KeepAlive { call, lease, epoch } => self.ask(call, Question::KeepAlive { lease, epoch }),
+            Input::ChangeMembers { call, change } => {
+                self.propose_in_turn(Command::ChangeMembers(change), Waits::Call(call))
+            }
+            Input::TransferLeader { call, to } => self.transfer(call, to),
             Input::Cancel { call } => self.cancel(call, None),
             Input::CancelLock { call, leave } => self.cancel(call, Some(leave)),
             Input::Watch { stream, request } => {
@@ -407,9 +402,6 @@ impl Replica {
             Input::SnapshotReceived { from, message, machine, configuration, bytes } => {
                 self.receive_snapshot(from, &message, machine, &configuration, bytes)
             }
-            Input::ChangeMembers { call, .. } | Input::TransferLeader { call, .. } => {
-                self.fail(call, Failure::NoLeader)
-            }
         }
     }
 
@@ -425,6 +417,9 @@ impl Replica {
             Some(PeerMessage::Refusals { term, boot, refusals }) => self.take_refusals(term, boot, refusals),
             Some(PeerMessage::Questions { term, boot, questions }) => self.take_questions(from, term, boot, questions),
             Some(PeerMessage::Answers { boot, answers }) => self.take_answers(boot, answers),
+            Some(PeerMessage::Transfer { term, to }) => self.take_transfer(from, term, to),
+            Some(PeerMessage::Presence { cluster, applied }) => self.take_presence(from, cluster, applied),
+            Some(PeerMessage::Removed { cluster, applied }) => self.take_removed(from, cluster, applied),
             None => {}
         }
     }
@@ -437,6 +432,9 @@ impl Replica {
         {
             let _ = self.node.step(message);
             self.note_role();
+            if self.node.raft.leader_id == from {
+                self.heard_leader_ms = self.running_ms();
+            }
         }
     }
 
@@ -465,6 +463,7 @@ impl Replica {
         if leader != self.leader {
             self.leader = leader;
             self.tell_sessions_of_leader();
+            self.tell_transfers();
             self.reads.begin_again();
         }
         self.note_own_role();
@@ -592,12 +591,6 @@ impl Replica {
         self.send_answers();
         self.hub.flush(&self.machine, self.node.raft.term, &mut self.outputs);
         self.ask_for_snapshot();
-        if std::mem::take(&mut self.members_due) {
-            let members = self.machine.state().members();
-            if !members.is_empty() {
-                self.outputs.push(Output::Members(members));
-            }
-        }
         self.wake_ms = self.next_wake_ms();
     }
 

@@ -221,10 +221,11 @@ impl Runner {
                 let revision = save.view.revision();
                 format!("save snapshot {}.{}, revision {revision}, {voters} members", save.index, save.term)
             }
+            // A cluster of one, or of three who never move.
+            Output::Members(_) => return,
+            Output::Removed => "removed".to_owned(),
             Output::SendSnapshot { to, index, .. } => format!("send snapshot {index} to {to}"),
             Output::SnapshotRefused { index } => format!("snapshot {index} refused"),
-            Output::Members(members) => format!("members {members:?}"),
-            Output::Removed => "removed".to_owned(),
             Output::Fatal(reason) => format!("fatal: {reason}"),
         };
         writeln!(self.text, "@{} {text}", self.now_ms).expect("a string takes it");

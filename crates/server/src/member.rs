@@ -167,7 +167,7 @@ impl Member {
 
     /// As of the replica's last step; never waits.
     pub fn status(&self) -> Status {
-        *self.status.lock().expect("no panic while the status is locked")
+        self.status.lock().expect("no panic while the status is locked").clone()
     }
 
     /// A positive number that nobody else draws: a lease id.

@@ -38,14 +38,30 @@ pub fn command() -> impl Strategy<Value = Command> {
         1 => lock_name().prop_map(|name| Command::ForgetLock { name }),
         1 => lease().prop_map(|lease| Command::ResumeSession { lease }),
         1 => alarm().prop_map(Command::Alarm),
-        1 => (1..4u64, any::<bool>()).prop_map(|(id, learner)| Command::Publish(Member {
-            id,
-            name: format!("member {id}"),
-            peer_urls: vec![format!("http://{id}:2380")],
-            client_urls: Vec::new(),
-            learner,
-        })),
+        1 => member().prop_map(Command::Publish),
+        1 => member_change().prop_map(Command::ChangeMembers),
     ]
+}
+
+fn member() -> impl Strategy<Value = Member> {
+    (1..4u64, any::<bool>()).prop_map(|(id, learner)| Member {
+        id,
+        name: format!("member {id}"),
+        peer_urls: vec![format!("http://{id}:2380")],
+        client_urls: Vec::new(),
+        learner,
+    })
+}
+
+/// Such as the state never refuses.
+fn member_change() -> impl Strategy<Value = MemberChange> {
+    let one = || {
+        prop_oneof![
+            member().prop_map(|member| MemberChange::Update { member }),
+            (0..5u64, any::<bool>()).prop_map(|(id, force)| MemberChange::Remove { id, force }),
+        ]
+    };
+    prop_oneof![4 => one(), 1 => vec(one(), 0..3).prop_map(MemberChange::Together)]
 }
 
 /// Commands that are all about one or two queues, so that these grow long and change often. In some runs most

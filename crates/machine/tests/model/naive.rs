@@ -335,6 +335,7 @@ impl Naive {
                 Ok(Reply::Alarms(cleared))
             }
             Command::Publish(_) => Ok(Reply::Published),
+            Command::ChangeMembers(_) => Ok(Reply::MembersChanged),
         }
     }
 

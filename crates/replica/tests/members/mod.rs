@@ -39,6 +39,9 @@ pub struct Cluster {
     pub asked: BTreeMap<CallId, Asked>,
     /// How calls were answered: None = well.
     pub outcomes: BTreeMap<CallId, Option<Failure>>,
+    /// The members and the leader that calls were told.
+    pub told_members: BTreeMap<CallId, Vec<Member>>,
+    pub told_leader: BTreeMap<CallId, MemberId>,
     /// What is left of leases, as calls were told.
     pub lease_times: BTreeMap<CallId, Vec<Option<LeaseStatus>>>,
     /// Keys that one call each has put, once.
@@ -101,6 +104,9 @@ pub struct Host {
     pub disk_pace_ms: u64,
     pub paused_until_ms: u64,
     boots: u64,
+    /// As it was told last.
+    pub members: Option<Vec<Member>>,
+    pub is_removed: bool,
     /// What raft may have said to be durable: the last entry of its own disk.
     durable_last: u64,
 }
@@ -133,6 +139,8 @@ impl Cluster {
             next_call: 1,
             asked: BTreeMap::new(),
             outcomes: BTreeMap::new(),
+            told_members: BTreeMap::new(),
+            told_leader: BTreeMap::new(),
             lease_times: BTreeMap::new(),
             marks: BTreeMap::new(),
             written: 0,
@@ -162,6 +170,8 @@ impl Cluster {
             disk_pace_ms: 1,
             paused_until_ms: 0,
             boots: 0,
+            members: None,
+            is_removed: false,
             durable_last: 1,
         };
         self.hosts.insert(member, host);
@@ -294,6 +304,14 @@ impl Cluster {
         self.propose(member, Asked::Other, Command::Delete(delete))
     }
 
+    pub fn change(&mut self, member: MemberId, change: MemberChange) -> CallId {
+        self.ask(member, Asked::Other, |call| Input::ChangeMembers { call, change })
+    }
+
+    pub fn transfer(&mut self, member: MemberId, to: Option<MemberId>) -> CallId {
+        self.ask(member, Asked::Other, |call| Input::TransferLeader { call, to })
+    }
+
     pub fn cancel(&mut self, member: MemberId, call: CallId) {
         let host = self.host(member);
         if host.calls.waiting().contains(&call) {
@@ -317,8 +335,17 @@ impl Cluster {
         host.boots += 1;
         host.inputs.clear();
         host.disk_done_ms = None;
+        (host.members, host.is_removed) = (None, false);
         host.replica = self.boot(member, host.boots, &mut host.disk);
         self.hosts.insert(member, host);
+    }
+
+    /// For good; its disk is thrown away.
+    pub fn stop(&mut self, member: MemberId) {
+        let mut host = self.hosts.remove(&member).expect("a member that was started");
+        for call in std::mem::take(&mut host.calls).waiting() {
+            self.asked.remove(call);
+        }
     }
 
     pub fn heal(&mut self) {
@@ -475,8 +502,11 @@ impl Cluster {
                 if self.host(member).calls.answered(call) {
                     let asked = self.asked.remove(&call).expect("every call was asked");
                     self.outcomes.insert(call, answer.result.as_ref().err().cloned());
-                    if let Ok(Answered::LeaseTimes(times)) = &answer.result {
-                        self.lease_times.insert(call, times.clone());
+                    match &answer.result {
+                        Ok(Answered::LeaseTimes(times)) => drop(self.lease_times.insert(call, times.clone())),
+                        Ok(Answered::Members(members)) => drop(self.told_members.insert(call, members.clone())),
+                        Ok(Answered::Leader(leader)) => drop(self.told_leader.insert(call, *leader)),
+                        _ => {}
                     }
                     self.answered(asked, answer);
                 }
@@ -494,7 +524,10 @@ impl Cluster {
                 self.host(member).disk.received.retain(|received| received.index != index);
                 self.counts.snapshots_refused += 1;
             }
-            Output::Members(_) | Output::Removed => {}
+            Output::Members(members) => drop(self.host(member).members.replace(members)),
+            Output::Removed => {
+                assert!(!std::mem::replace(&mut self.host(member).is_removed, true), "told twice");
+            }
             Output::Fatal(reason) => panic!("seed {}: {member}: {reason}", self.seed),
         }
     }

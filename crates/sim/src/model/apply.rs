@@ -69,7 +69,10 @@ impl Model {
             Command::Alarm(_) => Ok(Reply::Alarms(Vec::new())),
             Command::Publish(_) => Ok(Reply::Published),
             Command::Unlock(unlock) => self.unlock(unlock),
-            Command::ForceRelease { .. } | Command::ForgetLock { .. } | Command::ResumeSession { .. } => {
+            Command::ForceRelease { .. }
+            | Command::ForgetLock { .. }
+            | Command::ResumeSession { .. }
+            | Command::ChangeMembers(_) => {
                 unreachable!("nobody in this world sends {command:?}")
             }
         }

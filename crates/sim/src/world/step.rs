@@ -135,13 +135,10 @@ impl World {
             Output::Notice { stream, notice } => self.noticed(stream, &notice, within)?,
             // Only a snapshot that came from another member can be refused.
             Output::SnapshotRefused { .. } => {}
+            Output::Members(_) => {}
+            Output::Removed => return Err(Broken { rule: "alone", what: "the only member is none".to_owned() }),
             Output::Send { to, .. } | Output::SendSnapshot { to, .. } => {
                 return Err(Broken { rule: "alone", what: format!("a message to member {to}, who does not exist") });
-            }
-            // Alone there is nobody to change places with.
-            Output::Members(_) => {}
-            output @ Output::Removed => {
-                return Err(Broken { rule: "alone", what: format!("{output:?}") });
             }
             Output::Fatal(reason) => return Err(Broken { rule: "no member gives itself up", what: reason }),
         }
