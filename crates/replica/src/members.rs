@@ -60,6 +60,10 @@ impl Replica {
     /// Everybody, with what the state knows of them: of one that has not made itself known, no more than the id.
     pub(crate) fn members(&self) -> Vec<Member> {
         let configuration = self.node.store().configuration();
+        if configuration.voters.is_empty() {
+            // It is to join, and knows only whom it was told to expect.
+            return self.machine.state().members();
+        }
         let ConfState { voters, learners, voters_outgoing, learners_next, .. } = configuration;
         let mut ids: Vec<MemberId> =
             [voters, learners, voters_outgoing, learners_next].into_iter().flatten().copied().collect();
@@ -261,6 +265,10 @@ impl Replica {
             return;
         }
         self.membership.asked_ms = now_ms;
+        if !self.is_member(self.config.member) && self.membership.removed.is_none() {
+            // Not yet one, so that nobody can know.
+            return;
+        }
         let message = message::presence(self.config.cluster, self.machine.applied_index());
         for member in self.members().into_iter().filter(|member| member.id != self.config.member) {
             self.outputs.push(Output::Send { to: member.id, message: message.clone() });
@@ -281,11 +289,13 @@ impl Replica {
             return;
         }
         let is_voter = is_learner(self.node.store().configuration(), from) == Some(false);
+        let was_member = self.is_member(self.config.member);
+        let since_ms = self.running_ms();
         match &mut self.membership.removed {
             // A voter knows, and can lead: this member is needed no more.
             Some((_, led)) => *led &= !(is_voter && applied >= own),
-            None if applied > own => self.membership.removed = Some((self.running_ms(), false)),
-            None => {}
+            removed if was_member && applied > own => *removed = Some((since_ms, false)),
+            _ => {}
         }
     }
 }

@@ -397,6 +397,21 @@ fn a_cluster_knows_its_first_members_from_the_start() {
     assert_eq!(told, [vec![member(1, false), member(2, false), unknown]]);
 }
 
+/// Whoever is to join knows where to find the others, and is not taken for removed by one that has not heard of it.
+#[test]
+fn a_member_that_is_to_join_waits() {
+    let mut cluster = Cluster::new(14, small_config());
+    cluster.wait_for_leader();
+    let machine = tenure_machine::Machine::of_new_cluster(0, 0, MEMBERS.map(|id| member(id, false)));
+    cluster.start(4, Disk { machine: Some(machine), ..Disk::joining() });
+    cluster.run(5000);
+    let ids: Vec<_> = cluster.hosts[&4].members.iter().flatten().map(|member| member.id).collect();
+    assert_eq!((ids, cluster.hosts[&4].is_removed), (MEMBERS.to_vec(), false));
+    assert_eq!(changed(&mut cluster, 1, add(4, false)), None);
+    check_members(&mut cluster, &[1, 2, 3, 4], &[]);
+    answers_well(&mut cluster, 4);
+}
+
 #[test]
 fn leadership_is_given_away() {
     let (mut cluster, leader, follower) = cluster(12);

@@ -23,10 +23,12 @@ pub struct Disk {
     /// Received from others, and not known to be wanted.
     pub received: Vec<Snapshot>,
     /// The log begins behind this.
-    before: u64,
+    pub before: u64,
     pub entries: Vec<LogEntry>,
     pub unwritten: Vec<Persist>,
-    joins: bool,
+    pub joins: bool,
+    /// What a member that joins was told of the others.
+    pub machine: Option<Machine>,
 }
 
 #[derive(Clone)]
@@ -103,7 +105,8 @@ impl Disk {
         self.unwritten.clear();
         self.received.clear();
         if self.joins && self.snapshot.is_none() {
-            return Boot { hard_state: self.hard_state, ..Boot::joining() };
+            let machine = self.machine.take().unwrap_or_default();
+            return Boot { hard_state: self.hard_state, machine, ..Boot::joining() };
         }
         let first = Boot {
             machine: {
