@@ -10,15 +10,7 @@ use rustix::process::Signal;
 use shell::{Running, run};
 use support::place::Place;
 use support::proxy::Proxy;
-use support::until;
-
-/// A zombie does nothing any more.
-fn is_dead(id: &str) -> bool {
-    match std::fs::read_to_string(format!("/proc/{id}/status")) {
-        Ok(status) => status.lines().any(|line| line.starts_with("State:") && line.contains(['Z', 'X'])),
-        Err(_) => true,
-    }
-}
+use support::{is_dead, until};
 
 /// As a command that says whether this process still does anything.
 fn report_on(id: &str) -> String {

@@ -10,6 +10,7 @@ use support::own_address;
 
 const VERBS: &[&[&str]] = &[
     &["serve"],
+    &["dev"],
     &["exec"],
     &["lock"],
     &["unlock"],

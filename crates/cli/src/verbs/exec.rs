@@ -20,6 +20,7 @@ use rustix::process::Signal;
 use tenure_client::{CancelAt, Client, LockError, LockGuard};
 
 use super::asking::{Asking, short, warn_of_short_ttl};
+use super::bound::itself;
 use super::holding::{BUSY, FAREWELL, LOST};
 use crate::settings::{Global, Session};
 use child::Running;
@@ -160,7 +161,7 @@ impl Exec {
             ("TENURE_TOKEN", guard.token().to_string()),
             ("TENURE_LEASE", format!("{:x}", guard.lease())),
         ];
-        let mut watchdog = child::itself().and_then(Watchdog::start).context("cannot start the watchdog")?;
+        let mut watchdog = itself().and_then(Watchdog::start).context("cannot start the watchdog")?;
         let running = Running::start(&self.command, &environment).context("cannot start the command")?;
         let mut deadline = guard.deadline();
         watchdog.guard(running.group, deadline);
@@ -210,7 +211,7 @@ impl Exec {
             running.signal(Signal::KILL);
         }
         if let Some(lent) = terminal {
-            lent.give_back(child::itself()?);
+            lent.give_back(itself()?);
         }
         let status = running.reap().context("cannot learn how the command ended")?;
         watchdog.done();

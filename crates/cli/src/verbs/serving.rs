@@ -30,10 +30,10 @@ pub struct ClientOptions {
 
 /// Options of client verbs that were typed here are a mistake; in the environment they may well be
 /// meant for the next command.
-pub fn refuse_client_options(verb: &str, matches: &ArgMatches) -> anyhow::Result<()> {
+pub fn refuse_client_options(verb: &str, instead: &str, matches: &ArgMatches) -> anyhow::Result<()> {
     for option in ["endpoints", "output", "timeout"] {
         if matches.value_source(option) == Some(ValueSource::CommandLine) {
-            bail!("--{option} is for client verbs: where {verb} listens is said with --listen");
+            bail!("--{option} is for client verbs: where {verb} listens is said with {instead}");
         }
     }
     Ok(())

@@ -51,24 +51,40 @@ pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// An address that belongs to this test process until it ends. A port that the kernel picked would be free
-/// again at once, for another test's server or for any outgoing connection; these stand below the ports of
-/// outgoing connections, and a name in the abstract namespace keeps other test processes away.
+/// An address that belongs to this test process until it ends.
 pub fn own_address() -> String {
+    format!("127.0.0.1:{}", own_ports(1))
+}
+
+/// The first of so many ports in a row that belong to this test process until it ends. A port that the kernel
+/// picked would be free again at once, for another test's server or for any outgoing connection; these stand
+/// below the ports of outgoing connections, and a name in the abstract namespace keeps other test processes away.
+pub fn own_ports(count: u16) -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     static CLAIMS: Mutex<Vec<UnixDatagram>> = Mutex::new(Vec::new());
-    for _ in 0..PORTS.len() {
-        let turn = NEXT.fetch_add(1, Ordering::Relaxed);
-        let offset = std::process::id().wrapping_mul(97).wrapping_add(turn) % PORTS.len() as u32;
-        let port = PORTS.start + offset as u16;
-        let claim = SocketAddr::from_abstract_name(format!("tenure-test-port-{port}")).unwrap();
-        let Ok(claim) = UnixDatagram::bind_addr(&claim) else { continue };
+    let claim = |port: u16| {
+        let name = SocketAddr::from_abstract_name(format!("tenure-test-port-{port}")).unwrap();
+        let claim = UnixDatagram::bind_addr(&name).ok()?;
         CLAIMS.lock().unwrap().push(claim);
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return format!("127.0.0.1:{port}");
+        TcpListener::bind(("127.0.0.1", port)).ok()
+    };
+    for _ in 0..PORTS.len() {
+        let turn = NEXT.fetch_add(count.into(), Ordering::Relaxed);
+        let offset = std::process::id().wrapping_mul(97).wrapping_add(turn) % PORTS.len() as u32;
+        let first = PORTS.start + offset as u16;
+        if first + count <= PORTS.end && (first..first + count).all(|port| claim(port).is_some()) {
+            return first;
         }
     }
     panic!("no free port");
+}
+
+/// A zombie does nothing any more.
+pub fn is_dead(id: &str) -> bool {
+    match std::fs::read_to_string(format!("/proc/{id}/status")) {
+        Ok(status) => status.lines().any(|line| line.starts_with("State:") && line.contains(['Z', 'X'])),
+        Err(_) => true,
+    }
 }
 
 impl Server {
