@@ -58,7 +58,7 @@ mod tests {
         let config = Config { name: "n1".to_owned(), ..Config::default() };
         let own = update(&[], &status(), &config).unwrap();
         assert_eq!((own.id, own.name.as_str(), own.learner), (7, "n1", false));
-        assert_eq!(update(&[own.clone()], &status(), &config), None);
+        assert_eq!(update(std::slice::from_ref(&own), &status(), &config), None);
         let promoted = machine::Member { learner: true, ..own.clone() };
         assert_eq!(update(&[promoted], &status(), &config), Some(own));
     }
