@@ -436,3 +436,31 @@ impl Owner {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::{self, Beginning, Found};
+
+    #[tokio::test]
+    async fn a_member_of_several_asks_the_others_for_their_votes() {
+        let directory = tempfile::tempdir().unwrap();
+        let config = crate::config::Config { data_dir: directory.path().join("data"), ..Default::default() };
+        let cluster = ["n1", "n2", "n3"].map(|name| (name.to_owned(), "127.0.0.1:1".to_owned()));
+        let Ok(Found::Empty(blank)) = data::open(&config) else { panic!("it is new") };
+        let data = data::begin(*blank, Beginning::of_cluster("n1", &cluster)).unwrap();
+        let own = data.identity.member_id;
+        let replica = tenure_replica::Config { member: own, ..Default::default() };
+        let (outbox, _orders) = Outbox::new(own, 1 << 20);
+        let driver = Driver::start(replica, data.boot, data.store, 0, outbox.clone()).unwrap();
+        let mut members = outbox.watch_members();
+        let members = members.wait_for(|members| members.len() == 3).await.unwrap().clone();
+        for member in members.iter().filter(|member| member.id != own) {
+            let asked = outbox.queue(member.id).unwrap().next_batch().await;
+            assert!(!asked.is_empty());
+        }
+        tokio::task::spawn_blocking(move || driver.stop()).await.unwrap();
+        // The directory is free again.
+        assert!(matches!(data::open(&config), Ok(Found::Existing(_))));
+    }
+}

@@ -288,3 +288,73 @@ fn stored_entry(entry: LogEntry) -> Entry {
     let LogEntry { index, term, kind, data, context } = entry;
     Entry { index, term, kind, data, context }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    use tenure_machine::Machine;
+    use tenure_storage::{Identity, Opened, Options, Recovered};
+
+    fn open(directory: &Path) -> (Store<OsDisk>, Recovered) {
+        match Store::open(OsDisk::default(), directory, Options::default()).unwrap() {
+            Opened::Existing(store, recovered) => (store, recovered),
+            Opened::Empty(blank) => {
+                let identity = Identity { cluster_id: 1, member_id: 1, directory_id: 1 };
+                let meta = SnapshotMeta { index: 1, term: 1, configuration: Bytes::new() };
+                blank.initialise(identity, meta, chunks(Machine::new().view(), CHUNK_BYTES)).unwrap()
+            }
+        }
+    }
+
+    fn entry(index: u64, term: u64) -> LogEntry {
+        LogEntry { index, term, kind: 0, data: Bytes::from_static(b"data"), context: Bytes::new() }
+    }
+
+    fn persist(number: u64, entries: Vec<LogEntry>) -> Persist {
+        let messages = vec![(number, Bytes::from_static(b"done"))];
+        Persist { number, snapshot: None, hard_state: None, entries, sync: true, messages }
+    }
+
+    #[test]
+    fn a_peers_snapshot_takes_the_place_of_the_log_in_its_turn() {
+        let directory = tempfile::tempdir().unwrap();
+        let data = directory.path().join("data");
+        let (store, _) = open(&data);
+        let snapshots = store.snapshots();
+        let log = SharedLog::new(store);
+        let meta = SnapshotMeta { index: 20, term: 3, configuration: Bytes::from_static(b"who votes") };
+        snapshots.writer(meta.clone()).unwrap().finish().unwrap();
+        let installed = Persist {
+            snapshot: Some(InstalledSnapshot { index: 20, term: 3 }),
+            hard_state: Some(tenure_replica::HardState { term: 4, vote: 2, commit: 21 }),
+            ..persist(2, vec![entry(21, 3), entry(22, 3)])
+        };
+        assert!(log.if_quick(std::slice::from_ref(&installed)).is_none(), "not on a network thread");
+        let batch = vec![persist(1, vec![entry(2, 1), entry(3, 1)]), installed, persist(3, vec![entry(23, 4)])];
+        let durable = log.turn().persist(batch).unwrap();
+        assert!(matches!(durable.report, Input::Persisted { number: 3 }));
+        assert_eq!(durable.messages.iter().map(|(to, _)| *to).collect::<Vec<_>>(), [1, 2, 3]);
+        assert_eq!(snapshots.newest(), meta);
+        log.close().unwrap();
+        drop(snapshots);
+        let (_, recovered) = open(&data);
+        assert_eq!(recovered.snapshot, meta);
+        assert_eq!(
+            recovered.entries.iter().map(|entry| (entry.index, entry.term)).collect::<Vec<_>>(),
+            [(21, 3), (22, 3), (23, 4)]
+        );
+        let HardState { term, vote, commit } = recovered.hard_state;
+        assert_eq!((term, vote, commit), (4, 2, 21));
+    }
+
+    #[test]
+    fn a_snapshot_that_is_not_there_is_not_installed() {
+        let directory = tempfile::tempdir().unwrap();
+        let data = directory.path().join("data");
+        let log = SharedLog::new(open(&data).0);
+        let snapshot = Some(InstalledSnapshot { index: 20, term: 3 });
+        assert!(log.turn().persist(vec![Persist { snapshot, ..persist(1, Vec::new()) }]).is_err());
+    }
+}
