@@ -80,10 +80,15 @@ impl Server {
 
     /// Starts a member and does not wait for anything.
     pub fn spawn(directory: &Path, address: String, flags: &[&str]) -> Server {
+        Server::spawn_member(directory, address, &own_address(), flags)
+    }
+
+    /// The same, with this address for other members.
+    pub fn spawn_member(directory: &Path, address: String, peer_address: &str, flags: &[&str]) -> Server {
         let mut child = tenure()
             .arg("serve")
             .args(["--data-dir", directory.to_str().unwrap()])
-            .args(["--listen", &address, "--peer-listen", &own_address()])
+            .args(["--listen", &address, "--peer-listen", peer_address])
             .args(flags)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -101,7 +106,8 @@ impl Server {
         Server { child, address, directory: directory.to_path_buf(), flags, stderr }
     }
 
-    fn is_ready(&mut self) -> bool {
+    /// Waits until it serves; false if it ended instead.
+    pub fn is_ready(&mut self) -> bool {
         let began = Instant::now();
         while began.elapsed() < PATIENCE {
             if self.child.try_wait().unwrap().is_some() {

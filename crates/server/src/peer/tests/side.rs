@@ -43,7 +43,7 @@ impl Host for Notebook {
     }
 
     fn status(&self) -> Status {
-        *self.0.status.lock().unwrap()
+        Status::clone(&self.0.status.lock().unwrap())
     }
 
     async fn members(&self) -> Result<Vec<Member>, Failure> {
