@@ -58,7 +58,7 @@ pub const SESSION_EXPIRED: Error = Error(Code::Unknown, "mutex: session is expir
 
 pub const INVALID_COMPARE: Error = Error(Code::InvalidArgument, "tenure: invalid compare option");
 const NESTED_TOO_DEEP: Error = Error(Code::InvalidArgument, "tenure: transactions nested too deep in txn request");
-const CHANGE_UNDER_WAY: Error = Error(Code::Unavailable, "tenure: another change of the members is under way");
+const CHANGE_UNDER_WAY: Error = Error(Code::Unavailable, "tenure: another change of members is under way");
 const TOO_MANY_WAITERS: Error = Error(Code::ResourceExhausted, "tenure: too many waiters for this lock");
 const NAME_TOO_LONG: Error = Error(Code::InvalidArgument, "tenure: lock name too long");
 const NOT_AN_ENTRY: Error = Error(Code::FailedPrecondition, "tenure: key exists and is not a lock entry");
@@ -231,7 +231,7 @@ mod tests {
             (Failure::Stopping, Unavailable, "etcdserver: server stopped"),
             (Failure::LearnerNotReady, FailedPrecondition, not_ready),
             (Failure::NotEnoughMembers, FailedPrecondition, not_enough),
-            (Failure::ChangeUnderWay, Unavailable, "tenure: another change of the members is under way"),
+            (Failure::ChangeUnderWay, Unavailable, "tenure: another change of members is under way"),
             (Failure::BadTransferee, FailedPrecondition, "etcdserver: bad leader transferee"),
         ];
         let refused = refusals.into_iter().map(|(refusal, code, text)| (Failure::Refused(refusal), code, text));
