@@ -141,12 +141,12 @@ fn what_is_put_at_a_follower_is_read_at_every_member() {
         assert_eq!(member.run(&["get", "greeting", "--value-only"]).ok(), "hello\n", "at {}", member.name);
     }
     // One endpoint is enough to see all of them.
-    let status = eventually("all are listed", || {
+    eventually("all are listed, and one of them leads", || {
         let status = cluster.members[follower].json(&["status"])?;
-        (status["endpoints"].as_array()?.len() == 3).then_some(status)
+        let endpoints = status["endpoints"].as_array()?;
+        let leaders = endpoints.iter().filter(|one| one["role"] == "leader").count();
+        (endpoints.len() == 3 && leaders == 1).then_some(())
     });
-    let roles: Vec<_> = status["endpoints"].as_array().unwrap().iter().map(|one| one["role"].clone()).collect();
-    assert_eq!(roles.iter().filter(|role| *role == "leader").count(), 1, "{roles:?}");
 }
 
 #[test]
@@ -262,8 +262,11 @@ fn leadership_goes_where_it_is_sent() {
     let follower = cluster.follower();
     let name = &cluster.members[follower].name;
     // Asked for at any member.
-    cluster.members[(follower + 1) % 3].run(&["member", "transfer", name]).ok();
-    assert_eq!(cluster.leader(), follower);
+    eventually("it leads", || {
+        // On a busy machine it may lose leadership before it is looked at.
+        let said = cluster.members[(follower + 1) % 3].run(&["member", "transfer", name]);
+        (said.code == Some(0) && cluster.leader() == follower).then_some(())
+    });
     let said = cluster.members[0].run(&["member", "transfer", "nobody"]).failed(1);
     assert!(said.contains("there is no member nobody"), "{said}");
 }
