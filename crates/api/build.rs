@@ -5,7 +5,10 @@ use std::path::PathBuf;
 
 use prost::Message;
 
-const FILES: &[&str] = &["etcd/rpc.proto", "etcd/lock.proto", "etcd/election.proto", "tenure/lock.proto"];
+const FILES: &[&str] = &["etcd/rpc.proto", "etcd/lock.proto", "etcd/election.proto", "tenure/lock.proto", PEER_FILE];
+
+/// Spoken between members only: clients have no use for its description.
+const PEER_FILE: &str = "tenure/peer.proto";
 
 fn main() -> Result<(), Box<dyn Error>> {
     let root = PathBuf::from(std::env::var("CARGO_MANIFEST_DIR")?).join("../../proto");
@@ -19,6 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     // Comments become documentation of the generated code, but reflection has no use for them.
     let mut published = descriptors.clone();
+    published.file.retain(|file| file.name() != PEER_FILE);
     for file in &mut published.file {
         file.source_code_info = None;
     }

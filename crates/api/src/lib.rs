@@ -4,7 +4,7 @@
 //! without a copy.
 #![forbid(unsafe_code)]
 
-/// All files of `proto/` as an encoded `google.protobuf.FileDescriptorSet`.
+/// All files of `proto/` that clients may see, as an encoded `google.protobuf.FileDescriptorSet`.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
 macro_rules! packages {
@@ -22,5 +22,12 @@ pub mod tenure {
     #[allow(clippy::all)]
     pub mod v1 {
         include!(concat!(env!("OUT_DIR"), "/tenure.v1.rs"));
+    }
+
+    pub mod peer {
+        #[allow(clippy::all)]
+        pub mod v1 {
+            include!(concat!(env!("OUT_DIR"), "/tenure.peer.v1.rs"));
+        }
     }
 }

@@ -35,6 +35,7 @@
 //!   Only a client that has never reached anybody fails at once when all endpoints refuse it.
 #![forbid(unsafe_code)]
 
+mod barrier;
 mod call;
 pub mod clock;
 mod cluster;
@@ -61,6 +62,7 @@ mod watch;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+pub use barrier::BarrierRequest;
 pub use clock::Deadline;
 pub use cluster::{Member, Members};
 pub use describe::{
@@ -167,6 +169,11 @@ impl Client {
     /// The addresses of all endpoints, in the order given.
     pub fn endpoints(&self) -> Vec<String> {
         self.connections.addresses()
+    }
+
+    /// A client with the same settings for other endpoints.
+    pub fn at(&self, endpoints: &str) -> Result<Client, Error> {
+        Ok(Client::over(Connections::new(endpoint::parse_list(endpoints)?, self.connections.settings())))
     }
 
     /// A client for each endpoint that talks to no other, to ask every member the same.

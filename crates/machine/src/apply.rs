@@ -31,7 +31,7 @@ impl Machine {
         debug_assert!(reply.is_ok() || change.events.is_empty(), "a refused command wrote something");
         let commit = state.finish(&mut change);
         if let Ok(Reply::Lock(reply)) = &mut reply {
-            state.fill_lock_reply(reply);
+            state.fill_lock_reply(reply, &change.lock_changes);
         }
         state.store.trim(limits::TRIM_EVENTS);
         Applied {
@@ -99,7 +99,6 @@ impl View {
         match command {
             Command::Put(put) => {
                 self.check_put(put)?;
-                change.events.reserve_exact(1);
                 let prev = self.put(change, put);
                 Ok(Reply::Put { prev: prev.filter(|_| put.prev_kv) })
             }
@@ -171,8 +170,7 @@ impl View {
         cause: LockEnd,
     ) -> (i64, Vec<Arc<KeyValue>>) {
         if let Keys::One(key) = &delete.keys {
-            change.events.reserve_exact(1);
-            let prev = self.delete(change, key, cause);
+            let prev = self.delete_if_live(change, key, cause);
             let deleted = i64::from(prev.is_some());
             return (deleted, prev.filter(|_| delete.prev_kv).into_iter().collect());
         }

@@ -267,6 +267,10 @@ pub(crate) fn encode_mode(mode: Mode, into: &mut Vec<u8>) {
             into.push(2);
             put_varint(into, u64::from(slots));
         }
+        Mode::Barrier(parties) => {
+            into.push(3);
+            put_varint(into, u64::from(parties));
+        }
     }
 }
 
@@ -275,6 +279,7 @@ pub(crate) fn decode_mode(reader: &mut Reader) -> ReadResult<Mode> {
         0 => Ok(Mode::Exclusive),
         1 => Ok(Mode::Shared),
         2 => Ok(Mode::Slots(reader.small()?)),
+        3 => Ok(Mode::Barrier(reader.small()?)),
         _ => Err("unknown lock mode"),
     }
 }

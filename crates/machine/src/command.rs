@@ -239,6 +239,15 @@ pub enum Mode {
     Shared,
     /// At most this many holders at once.
     Slots(u32),
+    /// Nobody until this many stand at the head of the queue, then all of them at once.
+    Barrier(u32),
+}
+
+impl Mode {
+    /// Whether a token tells a holder's writes from those of others. Where all hold side by side it cannot.
+    pub fn fences(self) -> bool {
+        matches!(self, Mode::Exclusive | Mode::Slots(_))
+    }
 }
 
 /// Takes a place in the queue `name`: creates the entry key `<name>/<lease in hex>` unless it is there.
@@ -326,4 +335,21 @@ pub enum MemberChange {
     Update { member: Member },
     /// All of these or none, by way of a configuration in which both majorities count.
     Together(Vec<MemberChange>),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_ends_where_its_last_byte_is_one_more() {
+        let prefix = |bytes: &'static [u8]| match Keys::prefix(Bytes::from_static(bytes)) {
+            Keys::Span { to, .. } => to,
+            Keys::One(_) => panic!("a prefix is a span"),
+        };
+        assert_eq!(prefix(b"ab").as_deref(), Some(&b"ac"[..]));
+        assert_eq!(prefix(b"a\xff\xff").as_deref(), Some(&b"b"[..]));
+        assert_eq!(prefix(b"\xff\xff"), None);
+        assert_eq!(prefix(b""), None);
+    }
 }

@@ -23,6 +23,7 @@ pub mod lock;
 mod members;
 mod mvcc;
 mod origin;
+mod rebirth;
 pub mod reply;
 pub mod snapshot;
 mod txn;
@@ -37,8 +38,8 @@ pub use command::{
     Leave, Lock, Member, MemberChange, Mode, Op, Origin, Put, RangeQuery, SortOrder, SortTarget, Txn, Unlock,
 };
 pub use reply::{
-    Applied, BusyReply, Commit, Event, EventKind, KeyValue, LeaseChange, LockChange, LockEnd, LockReply, OpReply,
-    RangeReply, Refusal, Reply, TxnReply,
+    Applied, BusyReply, Commit, Event, EventKind, KeyValue, LeaseChange, LockChange, LockChanges, LockEnd, LockReply,
+    OpReply, RangeReply, Refusal, Reply, TxnReply,
 };
 
 /// A key or a value as it is kept: shared between the current state, history and replies.

@@ -94,7 +94,7 @@ impl Replica {
             revision: self.machine.state().revision(),
             reply: Err(Refusal::MemberNotFound),
             commit: None,
-            lock_changes: Vec::new(),
+            lock_changes: Default::default(),
             lease_changes: Vec::new(),
         }
     }
@@ -211,6 +211,7 @@ impl Replica {
         match change {
             LockChange::Granted { key, .. } => {
                 for QueuedCall { call, reply, joiner, .. } in self.queued.take_granted(&key) {
+                    // Of several names the first one's slot counts, which may have been granted earlier.
                     let slot = self.machine.state().lock_entry(&reply.key).map_or(0, |(_, entry)| entry.slot);
                     let reply = LockReply { granted: true, slot, ahead: 0, ..reply };
                     self.reads.gather(Confirmed::Grant { call, reply, joiner }, self.running_ms());
@@ -227,10 +228,11 @@ impl Replica {
 
     fn tell_sessions_of_losses(&mut self, changes: &[LockChange]) {
         for change in changes {
-            if let LockChange::Ended { name, token, lease, held: true, cause, .. } = change
+            if let LockChange::Ended { token, lease, held: true, cause, .. } = change
                 && let Some(stream) = self.sessions.get(lease)
             {
-                let notice = SessionNotice::Lost { name: name.clone(), token: *token, cause: *cause };
+                let name = Bytes::copy_from_slice(change.name());
+                let notice = SessionNotice::Lost { name, token: *token, cause: *cause };
                 self.outputs.push(Output::Session { stream: *stream, notice });
             }
         }

@@ -39,6 +39,8 @@ pub struct Config {
     pub history_bytes: u64,
     /// A range of more keys than this is answered with a view, to be read on another thread.
     pub range_budget: usize,
+    /// Leases and keys that one command may end; what is due beyond that ends by the next one.
+    pub expiry_budget: usize,
 }
 
 impl Default for Config {
@@ -63,6 +65,7 @@ impl Default for Config {
             history_age_ms: 60 * 60 * 1000,
             history_bytes: 1 << 30,
             range_budget: 128,
+            expiry_budget: 2000,
         }
     }
 }

@@ -168,22 +168,23 @@ impl LockHub {
 fn events(changes: &[LockChange], view: &View) -> Vec<LockEvent> {
     let revision = view.revision();
     let ended = |token: Revision| view.recent_holders().rev().find(|holder| holder.token == token).cloned();
-    let mut last_ended: BTreeMap<&Bytes, Option<Arc<RecentHolder>>> = BTreeMap::new();
+    let mut last_ended: BTreeMap<&[u8], Option<Arc<RecentHolder>>> = BTreeMap::new();
     let mut events = Vec::new();
     for change in changes {
+        let name = change.name();
+        let event = |holder, ended| LockEvent { name: Bytes::copy_from_slice(name), revision, holder, ended };
         match change {
-            LockChange::Ended { name, token, held: true, .. } => {
+            LockChange::Ended { token, held: true, .. } => {
                 let ended = ended(*token);
                 if view.lock_counts(name).1 == 0 {
-                    events.push(LockEvent { name: name.clone(), revision, holder: None, ended: ended.clone() });
+                    events.push(event(None, ended.clone()));
                 }
                 last_ended.insert(name, ended);
             }
             LockChange::Ended { .. } => {}
-            LockChange::Granted { name, key, .. } => {
+            LockChange::Granted { key, .. } => {
                 let holder = view.lock_entry(key).map(|(_, entry)| entry.clone());
-                let ended = last_ended.get(name).cloned().flatten();
-                events.push(LockEvent { name: name.clone(), revision, holder, ended });
+                events.push(event(holder, last_ended.get(name).cloned().flatten()));
             }
         }
     }

@@ -13,8 +13,6 @@ use crate::members::changes_configuration;
 use crate::read::Confirmed;
 use crate::{CallId, Failure, Replica};
 
-/// Leases expired by one command; more than these are expired by the next one.
-const EXPIRE_AT_ONCE: usize = 50_000;
 /// How often the leader notes which revision is how old, to compact by age.
 const HISTORY_SAMPLE_MS: u64 = 60_000;
 
@@ -58,10 +56,13 @@ impl Replica {
         match &envelope.command {
             Command::ChangeMembers(change) if changes_configuration(change) => self.append_change(envelope, change)?,
             _ => {
-                let mut data = Vec::new();
-                codec::encode(envelope, &mut data);
+                // Encoded where there is room already, so that what the log keeps is allocated once, as large as it is.
+                self.encoded.clear();
+                codec::encode(envelope, &mut self.encoded);
                 // The only reason is that too much is under way.
-                self.node.propose(Vec::new(), data).map_err(|_| NotAppended::Refused(Failure::Overloaded))?;
+                self.node
+                    .propose(Vec::new(), self.encoded.clone())
+                    .map_err(|_| NotAppended::Refused(Failure::Overloaded))?;
             }
         }
         let raft = &self.node.raft;
@@ -93,8 +94,13 @@ impl Replica {
         }
         let state = self.machine.state();
         let (entries, granted) = state.lock_counts(&lock.name);
-        // Those who share would be granted at once beside holders; behind others, they wait like everybody.
-        let ahead = if lock.mode == Mode::Exclusive { entries } else { entries - granted };
+        let ahead = match lock.mode {
+            Mode::Exclusive => entries,
+            // Those who share would be granted at once beside holders; behind others, they wait like everybody.
+            Mode::Shared | Mode::Slots(_) => entries - granted,
+            // Those who wait ahead may be waiting for this one.
+            Mode::Barrier(_) => 0,
+        };
         // Each command under way may end an entry, and so bring this one to its turn.
         let can_wait = self.config.join_patience_ms > 0 && !lock.try_once && ahead > self.proposals.len();
         if can_wait && state.lock_entry(&entry_key(&lock.name, lock.lease)).is_none() {
@@ -207,7 +213,10 @@ impl Replica {
     }
 
     pub(crate) fn expire_due(&mut self) {
-        let mut leases = self.deadlines.take_due(self.running_ms(), EXPIRE_AT_ONCE);
+        let state = self.machine.state();
+        let cost = |lease| 1 + state.lease_key_count(lease);
+        let (budget, patience_ms) = (self.config.expiry_budget, self.config.tick_ms);
+        let mut leases = self.deadlines.take_due(self.running_ms(), budget, patience_ms, cost);
         if !self.granting.is_empty() {
             // Such an id is being revoked and granted anew: an expiry behind that would end the new lease.
             let (again, due): (Vec<_>, Vec<_>) = leases.into_iter().partition(|lease| self.granting.contains(lease));

@@ -76,10 +76,7 @@ impl Replica {
     fn why_ended(&self, reply: &LockReply) -> Option<LockEnd> {
         let state = self.machine.state();
         let stands = |key: &SharedBytes| {
-            state.lock_entry(key).is_some_and(|(_, entry)| {
-                let is_granted = entry.token == reply.token && entry.granted_wall_ms.is_some();
-                is_granted && state.lease_ttl_ms(entry.lease).is_some()
-            })
+            state.lock_grant(key, reply.token).is_some_and(|entry| state.lease_ttl_ms(entry.lease).is_some())
         };
         if keys_of(reply).all(stands) {
             return None;

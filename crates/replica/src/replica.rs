@@ -109,6 +109,8 @@ pub struct Replica {
     pub(crate) granting: BTreeSet<LeaseId>,
     pub(crate) alarm_asked: bool,
     pub(crate) compact_asked: bool,
+    /// Of the command that is being proposed.
+    pub(crate) encoded: Vec<u8>,
     pub(crate) outputs: Vec<Output>,
     pub(crate) failed: bool,
 }
@@ -199,6 +201,7 @@ impl Replica {
             granting: BTreeSet::new(),
             alarm_asked: false,
             compact_asked: false,
+            encoded: Vec::new(),
             outputs: Vec::new(),
             failed: false,
             config,

@@ -33,6 +33,8 @@ pub struct Config {
     pub cluster: Option<String>,
     /// A member of a running cluster to be added to.
     pub join: Option<String>,
+    /// Stay a learner when joining: reads and watches, no vote.
+    pub learner: bool,
     /// Listen beyond loopback without TLS.
     pub insecure: bool,
     /// Web pages whose scripts may call this member, as `https://host[:port]`, or `*` for any.
@@ -93,6 +95,7 @@ impl Default for Config {
             peer_advertise: None,
             cluster: None,
             join: None,
+            learner: false,
             insecure: false,
             web_origins: Vec::new(),
             tick: Duration::from_millis(10),
@@ -177,7 +180,15 @@ impl Config {
 
     /// Where peers find this member.
     pub fn peer_address(&self) -> String {
-        self.peer_advertise.clone().unwrap_or_else(|| self.peer_listen.to_string())
+        let advertised = self.peer_advertise.clone().or_else(|| self.address_in_cluster());
+        advertised.unwrap_or_else(|| self.peer_listen.to_string())
+    }
+
+    /// Where the list of a new cluster says that this member is.
+    fn address_in_cluster(&self) -> Option<String> {
+        let mut entries = self.cluster.as_ref()?.split(',').filter_map(|entry| entry.trim().split_once('='));
+        let own = entries.find(|(name, address)| *name == self.name && is_host_and_port(address));
+        own.map(|(_, address)| address.to_owned())
     }
 
     /// As etcd's member list gives it.
@@ -226,7 +237,7 @@ impl Config {
         if self.name.is_empty() {
             return Err(ConfigError::Empty { setting: "--name" });
         }
-        if self.name.contains([',', '=', '/', ' ']) {
+        if !is_member_name(&self.name) {
             return Err(ConfigError::Name(self.name.clone()));
         }
         if self.data_dir.as_os_str().is_empty() {
@@ -250,9 +261,10 @@ impl Config {
         if self.listen == self.peer_listen && self.listen.port() != 0 {
             return Err(ConfigError::SameAddress(self.listen));
         }
+        let peer_advertise = self.peer_advertise.clone().or_else(|| self.address_in_cluster());
         let advertised = [
             ("--listen", self.listen, "--advertise", &self.advertise),
-            ("--peer-listen", self.peer_listen, "--peer-advertise", &self.peer_advertise),
+            ("--peer-listen", self.peer_listen, "--peer-advertise", &peer_advertise),
         ];
         for (listen, address, advertise, value) in advertised {
             match value {
@@ -347,7 +359,12 @@ fn at_most(
     Err(ConfigError::Times { lower, lower_value, relation: "at most", upper, upper_value, reason })
 }
 
-fn is_host_and_port(text: &str) -> bool {
+/// A name that can be told apart in `--cluster`.
+pub(crate) fn is_member_name(name: &str) -> bool {
+    !name.is_empty() && !name.contains([',', '=', '/', ' '])
+}
+
+pub(crate) fn is_host_and_port(text: &str) -> bool {
     let Some((host, port)) = text.rsplit_once(':') else { return false };
     let host_is_plain = !host.is_empty() && !host.contains(['/', '@', ' ', ',']);
     let bracketed_if_v6 = !host.contains(':') || (host.starts_with('[') && host.ends_with(']'));

@@ -16,13 +16,16 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use bytes::Bytes;
+use tenure_machine::MemberId;
 use tenure_replica::{Boot, Input, Now, Output, Persist, Replica, Status};
 use tenure_storage::{OsDisk, Store};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::calls::{Mail, Mailbox};
-use crate::log::{LogThread, LogTurn, LogWork, SharedLog};
+use crate::log::{Durable, LogThread, LogTurn, LogWork, SharedLog};
 use crate::member::Member;
+use crate::peer::outbox::{Outbox, SnapshotOrder};
 
 /// Inputs taken into one step at most, so that answers are never far from their requests.
 const STEP_LIMIT: usize = 4096;
@@ -35,16 +38,29 @@ pub struct Driver {
     calls_drawn: Arc<AtomicU64>,
     mailboxes: Vec<Option<mpsc::UnboundedReceiver<Mail>>>,
     threads: Vec<JoinHandle<()>>,
-    failed: Option<oneshot::Receiver<String>>,
+    ended: Option<oneshot::Receiver<Ending>>,
+}
+
+/// Why a member stopped by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ending {
+    /// Something is broken that it must not go on with.
+    Fault(String),
+    /// It belongs to the cluster no more.
+    Removed,
+    /// Others know it with another data directory; in their words.
+    Stranger(String),
 }
 
 impl Driver {
-    /// Boots the replica and starts its threads. `runtimes` network runtimes will each attach once.
-    pub fn start(
+    /// Boots the replica and starts its threads. `runtimes` network runtimes will each attach once. What it has
+    /// for its peers goes into the outbox.
+    pub(crate) fn start(
         config: tenure_replica::Config,
         boot: Boot,
         store: Store<OsDisk>,
         runtimes: usize,
+        outbox: Outbox,
     ) -> Result<Driver, tenure_replica::BootError> {
         let clock = Clock::start();
         let process_boot = config.boot;
@@ -52,22 +68,26 @@ impl Driver {
         let status = Arc::new(Mutex::new(replica.status()));
         let (mail_senders, mail_receivers): (Vec<_>, Vec<_>) =
             (0..runtimes).map(|_| mpsc::unbounded_channel()).map(|(sender, receiver)| (sender, Some(receiver))).unzip();
-        let (fail, failed) = oneshot::channel();
+        let (end, ended) = oneshot::channel();
         let (log_sender, log_receiver) = channel();
         let owner = Owner {
             replica,
             batch: Vec::new(),
             outputs: Vec::new(),
             persists: Vec::new(),
+            messages: Vec::new(),
+            is_removed: false,
+            outbox: outbox.clone(),
             log: log_sender.clone(),
             mail: mail_senders.into_iter().map(|sender| (sender, Mail::default())).collect(),
             status: status.clone(),
-            fail: Some(fail),
+            end: Some(end),
         };
         let log = Arc::new(SharedLog::new(store));
         let turns = Turns(Arc::new(Shared {
             clock,
             log: log.clone(),
+            outbox,
             waiting: Mutex::default(),
             depth: AtomicUsize::new(0),
             owner: Mutex::new(owner),
@@ -90,7 +110,7 @@ impl Driver {
             calls_drawn: Arc::default(),
             mailboxes: mail_receivers,
             threads,
-            failed: Some(failed),
+            ended: Some(ended),
         })
     }
 
@@ -112,8 +132,8 @@ impl Driver {
     }
 
     /// Resolves with the reason if the member had to stop by itself. To be asked for once.
-    pub fn failed(&mut self) -> oneshot::Receiver<String> {
-        self.failed.take().expect("asked for once")
+    pub fn ended(&mut self) -> oneshot::Receiver<Ending> {
+        self.ended.take().expect("asked for once")
     }
 
     /// Stops the member; what was acknowledged is durable already. Calls still waiting are told that it stops.
@@ -152,6 +172,7 @@ pub(crate) struct Turns(Arc<Shared>);
 struct Shared {
     clock: Clock,
     log: Arc<SharedLog>,
+    outbox: Outbox,
     waiting: Mutex<Vec<Input>>,
     /// Of `waiting`, to be read without its lock.
     depth: AtomicUsize,
@@ -210,31 +231,38 @@ impl Turns {
         if shared.ended.load(Ordering::Acquire) {
             return Left::Nothing;
         }
-        if let Err(reason) = owner.step(shared) {
+        if let Err(ending) = owner.step(shared) {
             drop(owner);
-            self.end(Some(reason));
+            self.end(Some(ending));
             return Left::Nothing;
         }
         let wake_ms = owner.replica.wake_ms();
         shared.wake_ms.store(wake_ms, Ordering::SeqCst);
         // The log is reserved before the replica is given away, so that it is written in order.
         let here = owner.hand_on(&shared.log, writes);
+        let is_removed = owner.is_removed;
         drop(owner);
         if wake_ms < shared.planned_ms.load(Ordering::SeqCst) {
             self.wake_timekeeper();
         }
         if let Some((mut log, persists)) = here {
             match log.persist(persists) {
-                Ok(persisted) => self.bring(persisted),
+                Ok(durable) => self.report(durable),
                 Err(fault) => {
                     drop(log);
-                    self.end(Some(fault.to_string()));
+                    self.end(Some(Ending::Fault(fault.to_string())));
                     return Left::Nothing;
                 }
-            };
+            }
             drop(log);
-            // What has become durable is applied and answered without a detour.
-            return self.take(Writes::ByLogThread);
+            if !is_removed {
+                // What has become durable is applied and answered without a detour.
+                return self.take(Writes::ByLogThread);
+            }
+        }
+        if is_removed {
+            self.end(Some(Ending::Removed));
+            return Left::Nothing;
         }
         if lock(&shared.waiting).is_empty() { Left::Nothing } else { Left::Inputs }
     }
@@ -246,12 +274,19 @@ impl Turns {
         }
     }
 
+    /// Tells the replica what is durable. Only then do the messages leave that say so to others: an answer to
+    /// them must not come before it.
+    pub(crate) fn report(&self, durable: Durable) {
+        self.bring(durable.report);
+        self.0.outbox.send(durable.messages);
+    }
+
     /// Ends the member: nobody is answered any more.
-    pub(crate) fn end(&self, reason: Option<String>) {
+    pub(crate) fn end(&self, ending: Option<Ending>) {
         let mut owner = lock(&self.0.owner);
         self.0.ended.store(true, Ordering::Release);
-        if let (Some(reason), Some(fail)) = (reason, owner.fail.take()) {
-            let _ = fail.send(reason);
+        if let (Some(ending), Some(end)) = (ending, owner.end.take()) {
+            let _ = end.send(ending);
         }
         let _ = owner.log.send(LogWork::Stop);
         owner.mail.clear();
@@ -295,15 +330,19 @@ struct Owner {
     batch: Vec<Input>,
     outputs: Vec<Output>,
     persists: Vec<Persist>,
+    messages: Vec<(MemberId, Bytes)>,
+    /// The member ends once all that came out before is done.
+    is_removed: bool,
+    outbox: Outbox,
     log: Sender<LogWork>,
     mail: Vec<(mpsc::UnboundedSender<Mail>, Mail)>,
     status: Arc<Mutex<Status>>,
-    fail: Option<oneshot::Sender<String>>,
+    end: Option<oneshot::Sender<Ending>>,
 }
 
 impl Owner {
     /// Fails with the reason for which the member must stop.
-    fn step(&mut self, shared: &Shared) -> Result<(), String> {
+    fn step(&mut self, shared: &Shared) -> Result<(), Ending> {
         {
             let mut waiting = lock(&shared.waiting);
             if waiting.len() <= STEP_LIMIT {
@@ -323,7 +362,7 @@ impl Owner {
         Ok(())
     }
 
-    fn perform(&mut self, output: Output) -> Result<(), String> {
+    fn perform(&mut self, output: Output) -> Result<(), Ending> {
         match output {
             Output::Persist(persist) => self.persists.push(persist),
             Output::SaveSnapshot(save) => self.hand_to_log(LogWork::SaveSnapshot(save)),
@@ -352,10 +391,14 @@ impl Owner {
                     mail.notices.push((stream, notice));
                 }
             }
-            // A cluster of one has no peers.
-            Output::Send { .. } | Output::SendSnapshot { .. } | Output::SnapshotRefused { .. } => {}
-            Output::Members(_) | Output::Removed => {}
-            Output::Fatal(reason) => return Err(reason),
+            Output::Send { to, message } => self.messages.push((to, message)),
+            Output::SendSnapshot { to, index, message } => {
+                self.outbox.send_snapshot(SnapshotOrder { to, index, message })
+            }
+            Output::Members(members) => self.outbox.set_members(members),
+            Output::SnapshotRefused { index } => self.hand_to_log(LogWork::DiscardSnapshot { index }),
+            Output::Removed => self.is_removed = true,
+            Output::Fatal(reason) => return Err(Ending::Fault(reason)),
         }
         Ok(())
     }
@@ -383,10 +426,41 @@ impl Owner {
 
     fn deliver(&mut self) {
         *lock(&self.status) = self.replica.status();
+        if !self.messages.is_empty() {
+            self.outbox.send(self.messages.drain(..));
+        }
         for (sender, mail) in &mut self.mail {
             if !mail.is_empty() {
                 let _ = sender.send(std::mem::take(mail));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::{self, Beginning, Found};
+
+    #[tokio::test]
+    async fn a_member_of_several_asks_the_others_for_their_votes() {
+        let directory = tempfile::tempdir().unwrap();
+        let config = crate::config::Config { data_dir: directory.path().join("data"), ..Default::default() };
+        let cluster = ["n1", "n2", "n3"].map(|name| (name.to_owned(), "127.0.0.1:1".to_owned()));
+        let Ok(Found::Empty(blank)) = data::open(&config) else { panic!("it is new") };
+        let data = data::begin(*blank, Beginning::of_cluster("n1", &cluster)).unwrap();
+        let own = data.identity.member_id;
+        let replica = tenure_replica::Config { member: own, ..Default::default() };
+        let (outbox, _orders) = Outbox::new(own, 1 << 20);
+        let driver = Driver::start(replica, data.boot, data.store, 0, outbox.clone()).unwrap();
+        let mut members = outbox.watch_members();
+        let members = members.wait_for(|members| members.len() == 3).await.unwrap().clone();
+        for member in members.iter().filter(|member| member.id != own) {
+            let asked = outbox.queue(member.id).unwrap().next_batch().await;
+            assert!(!asked.is_empty());
+        }
+        tokio::task::spawn_blocking(move || driver.stop()).await.unwrap();
+        // The directory is free again.
+        assert!(matches!(data::open(&config), Ok(Found::Existing(_))));
     }
 }

@@ -50,6 +50,14 @@ pub const REQUEST_ID_BYTES: usize = 256;
 /// Fixed. What a WebSocket may hold that its client does not read; replies that do not fit wait unwritten.
 pub const WEBSOCKET_SEND_BYTES: usize = 64 * KIB;
 
+/// Fixed. Messages that wait for a peer; beyond either of these the oldest are dropped.
+pub const PEER_QUEUE_BYTES: usize = 64 * MIB;
+pub const PEER_QUEUE_MESSAGES: usize = 4_096;
+/// Fixed. Messages are sent to a peer together up to this size; a longer one goes alone.
+pub const PEER_BATCH_BYTES: usize = MIB;
+/// Fixed. A snapshot travels in pieces of this size.
+pub const PEER_CHUNK_BYTES: usize = 256 * KIB;
+
 /// Also the locks that one WebSocket connection may hold and wait for: each has a lease.
 pub const LEASES_PER_CLIENT: usize = 100_000;
 /// The shortest TTL of the native API; etcd's API counts in seconds and follows the election timeout.
@@ -75,6 +83,9 @@ const _: () = assert!(KEEPALIVE_INTERVAL_MIN_MS <= KEEPALIVE_INTERVAL_MS);
 const _: () = assert!(KEEPALIVE_TIMEOUT_MS >= 1_000);
 const _: () = assert!(HEADER_TIMEOUT_MS <= FIRST_BYTE_TIMEOUT_MS);
 const _: () = assert!(LEASE_TTL_MIN_MS < machine::LEASE_TTL_MS);
+// A full batch, and a batch of one message with what is around it, are read by whoever reads the message.
+const _: () = assert!(PEER_BATCH_BYTES <= PEER_QUEUE_BYTES);
+const _: () = assert!(PEER_CHUNK_BYTES < PEER_BATCH_BYTES);
 // JSON may write each byte of a string in six.
 const _: () = assert!(WEBSOCKET_MESSAGE_BYTES > 6 * (2 * machine::LOCK_NAME_BYTES + REQUEST_ID_BYTES) + KIB);
 // Whatever is told about a request is not much longer than the request itself.
@@ -119,6 +130,17 @@ impl Limits {
     /// What services give tonic as the largest message to decode.
     pub fn message_bytes(&self) -> usize {
         self.request_bytes + MESSAGE_OVERHEAD_BYTES
+    }
+
+    /// The longest message between members: nothing that is replicated in one piece is longer than all that
+    /// may be under way.
+    pub fn peer_message_bytes(&self) -> usize {
+        usize::try_from(self.inflight_bytes).unwrap_or(usize::MAX).saturating_add(MESSAGE_OVERHEAD_BYTES)
+    }
+
+    /// The longest batch of messages between members.
+    pub fn peer_batch_bytes(&self) -> usize {
+        self.peer_message_bytes().max(PEER_BATCH_BYTES).saturating_add(MESSAGE_OVERHEAD_BYTES)
     }
 
     /// The longest body, or the longest object of a streamed body, that the JSON gateway reads.

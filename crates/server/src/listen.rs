@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -36,18 +37,18 @@ const TCP_PROBES: u32 = 3;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    #[error("cannot listen on {address}: {source}{}", hint(.source))]
-    Bind { address: SocketAddr, source: io::Error },
+    #[error("cannot listen on {address}: {source}{}", hint(.source, .setting))]
+    Bind { setting: &'static str, address: SocketAddr, source: io::Error },
     #[error("cannot start a network thread: {0}")]
     Thread(io::Error),
 }
 
-fn hint(error: &io::Error) -> &'static str {
+fn hint(error: &io::Error, setting: &str) -> String {
     match error.kind() {
-        io::ErrorKind::AddrInUse => " (is another member running? choose another port with --listen)",
-        io::ErrorKind::AddrNotAvailable => " (this machine has no such address)",
-        io::ErrorKind::PermissionDenied => " (ports below 1024 need a privilege)",
-        _ => "",
+        io::ErrorKind::AddrInUse => format!(" (is another member running? choose another port with {setting})"),
+        io::ErrorKind::AddrNotAvailable => " (this machine has no such address)".to_owned(),
+        io::ErrorKind::PermissionDenied => " (ports below 1024 need a privilege)".to_owned(),
+        _ => String::new(),
     }
 }
 
@@ -100,8 +101,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Must be called within a tokio runtime: the one that will accept.
-    pub fn bind(address: SocketAddr) -> Result<Listener, ListenError> {
+    /// Must be called within a tokio runtime: the one that will accept. `setting` is where the address comes from.
+    pub fn bind(setting: &'static str, address: SocketAddr) -> Result<Listener, ListenError> {
         let bind = || {
             let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
             socket.set_reuseaddr(true)?;
@@ -110,7 +111,7 @@ impl Listener {
             let address = listener.local_addr()?;
             Ok(Listener { listener, address })
         };
-        bind().map_err(|source| ListenError::Bind { address, source })
+        bind().map_err(|source| ListenError::Bind { setting, address, source })
     }
 
     /// With the port that was chosen, if 0 was asked for.
@@ -143,13 +144,14 @@ struct Accepted {
 }
 
 impl Network {
-    /// Starts the threads, at most as many as `metrics` has runtimes. `serve` is called once in each
-    /// of them, with its number and within its runtime, and gives what makes the service of each
-    /// connection.
+    /// Starts threads of this name with these numbers, which are those of runtimes that `metrics` has. `serve` is
+    /// called once in each of them, with its number and within its runtime, and gives what makes the
+    /// service of each connection.
     pub fn start<F, M, S>(
         config: &Config,
         metrics: Arc<Metrics>,
-        threads: usize,
+        name: &str,
+        threads: Range<usize>,
         serve: F,
     ) -> Result<Network, ListenError>
     where
@@ -160,13 +162,13 @@ impl Network {
         let (phase, _) = watch::channel(Phase::Serving);
         let builder = connection_builder(config);
         let mut started = Vec::new();
-        for index in 0..threads {
+        for index in threads {
             let (connections, accepted) = mpsc::unbounded_channel();
             let runtime =
                 tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(ListenError::Thread)?;
             let counters = metrics.runtime(index).clone();
             let (serve, builder, phase) = (serve.clone(), builder.clone(), phase.subscribe());
-            let thread = std::thread::Builder::new().name(format!("network-{index}"));
+            let thread = std::thread::Builder::new().name(format!("{name}-{index}"));
             let runtime_counters = counters.clone();
             let main = move || {
                 runtime.block_on(async move {
@@ -229,7 +231,7 @@ impl Network {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        if tokio::time::timeout(patience, drained).await.is_err() {
+        if tokio::time::timeout(patience, drained).await.is_err() && !patience.is_zero() {
             tracing::info!("some calls did not end within {patience:?} and are cut off");
         }
         self.phase.send_replace(Phase::Closed);

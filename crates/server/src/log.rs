@@ -6,12 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
+use bytes::Bytes;
+use tenure_machine::MemberId;
 use tenure_machine::snapshot::chunks;
-use tenure_replica::{Input, LogEntry, Persist, SaveSnapshot};
+use tenure_replica::{Input, InstalledSnapshot, LogEntry, Persist, SaveSnapshot};
 use tenure_storage::{Entry, Fault, Group, HardState, OsDisk, SnapshotMeta, Snapshots, Store};
 
 use crate::data::CHUNK_BYTES;
-use crate::driver::Turns;
+use crate::driver::{Ending, Turns};
 
 /// A sync that takes longer than this on average is left to the log's thread: what could be saved is then
 /// little beside it, and a network thread has connections that wait.
@@ -27,6 +29,10 @@ pub(crate) enum LogWork {
         meta: SnapshotMeta,
         bytes: u64,
     },
+    /// A received snapshot that the replica has no use for.
+    DiscardSnapshot {
+        index: u64,
+    },
     Stop,
 }
 
@@ -38,6 +44,14 @@ pub(crate) struct SharedLog {
     handed_over: AtomicUsize,
     /// How long a sync takes: a running average.
     sync_us: AtomicU64,
+}
+
+/// What has become durable.
+pub(crate) struct Durable {
+    /// For the replica, first.
+    pub(crate) report: Input,
+    /// For peers, once that is on its way.
+    pub(crate) messages: Vec<(MemberId, Bytes)>,
 }
 
 /// The right to write to the log. Whoever has it reports what was written before giving it back.
@@ -65,6 +79,7 @@ impl SharedLog {
     pub(crate) fn if_quick(&self, persists: &[Persist]) -> Option<LogTurn<'_>> {
         let entries: usize = persists.iter().map(|persist| persist.entries.len()).sum();
         if entries > FEW_ENTRIES
+            || persists.iter().any(|persist| persist.snapshot.is_some())
             || self.sync_us.load(Ordering::Relaxed) >= QUICK_SYNC_US
             || self.handed_over.load(Ordering::Relaxed) > 0
         {
@@ -88,22 +103,41 @@ impl LogTurn<'_> {
         self.store.as_mut().expect("the log is open while it is written")
     }
 
-    /// Writes all of it as one batch with one sync; gives the report for the replica.
-    pub(crate) fn persist(&mut self, persists: Vec<Persist>) -> Result<Input, Fault> {
-        let number = persists.last().map_or(0, |last| last.number);
-        let persists: Vec<_> = persists.into_iter().map(StoredPersist::from).collect();
-        if persists.iter().any(|persist| persist.sync) {
-            let began = Instant::now();
-            let groups = persists.iter().map(|p| Group { hard_state: p.hard_state, entries: &p.entries });
-            self.store().append_group(groups)?;
-            let (before, took) = (self.sync_us.load(Ordering::Relaxed), began.elapsed().as_micros() as u64);
-            self.sync_us.store((before * 7 + took) / 8, Ordering::Relaxed);
-        } else {
-            for persist in &persists {
-                self.store().append(persist.hard_state, &persist.entries, false)?;
+    /// Writes all of it as one batch with one sync.
+    pub(crate) fn persist(&mut self, persists: Vec<Persist>) -> Result<Durable, Fault> {
+        let report = Input::Persisted { number: persists.last().map_or(0, |last| last.number) };
+        let mut messages = Vec::new();
+        let mut batch = Vec::new();
+        for mut persist in persists {
+            messages.append(&mut persist.messages);
+            if let Some(snapshot) = persist.snapshot {
+                self.append(&std::mem::take(&mut batch))?;
+                self.install(snapshot)?;
             }
+            batch.push(StoredPersist::from(persist));
         }
-        Ok(Input::Persisted { number })
+        self.append(&batch)?;
+        Ok(Durable { report, messages })
+    }
+
+    fn append(&mut self, batch: &[StoredPersist]) -> Result<(), Fault> {
+        if !batch.iter().any(|persist| persist.sync) {
+            return batch
+                .iter()
+                .try_for_each(|persist| self.store().append(persist.hard_state, &persist.entries, false));
+        }
+        let began = Instant::now();
+        let groups = batch.iter().map(|p| Group { hard_state: p.hard_state, entries: &p.entries });
+        self.store().append_group(groups)?;
+        let (before, took) = (self.sync_us.load(Ordering::Relaxed), began.elapsed().as_micros() as u64);
+        self.sync_us.store((before * 7 + took) / 8, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The log starts anew behind a snapshot that a peer has sent. What it had voted for is kept.
+    fn install(&mut self, InstalledSnapshot { index, term }: InstalledSnapshot) -> Result<(), Fault> {
+        let meta = self.store().snapshots().reader_of(index, term)?.meta().clone();
+        self.store().install_snapshot(meta, None)
     }
 }
 
@@ -118,6 +152,7 @@ pub(crate) struct LogThread {
 
 /// A snapshot being written in the background; at most one at a time.
 pub(crate) struct SnapshotThread {
+    index: u64,
     cancelled: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
@@ -125,7 +160,7 @@ pub(crate) struct SnapshotThread {
 impl LogThread {
     pub(crate) fn run(mut self) {
         if let Err(fault) = self.serve() {
-            self.turns.end(Some(fault.to_string()));
+            self.turns.end(Some(Ending::Fault(fault.to_string())));
         }
         if let Some(writer) = self.snapshot_writer.take() {
             writer.cancelled.store(true, Ordering::Relaxed);
@@ -148,15 +183,27 @@ impl LogThread {
                     LogWork::SaveSnapshot(save) => self.save_snapshot(*save, turn.store().snapshots()),
                     LogWork::SnapshotWritten { meta, bytes } => {
                         let index = meta.index;
+                        // Overtaken by one that a peer has sent: nothing builds on it any more.
+                        if index < turn.store().snapshots().newest().index {
+                            self.turns.bring(Input::SnapshotFailed { index });
+                            continue;
+                        }
                         turn.store().snapshot_saved(meta)?;
                         self.turns.bring(Input::SnapshotSaved { index, bytes });
+                    }
+                    LogWork::DiscardSnapshot { index } => {
+                        // One of this member's own may be about to get the same name.
+                        if self.snapshot_writer.as_ref().is_none_or(|writer| writer.index != index) {
+                            turn.store().discard_snapshot(index)?;
+                        }
                     }
                     LogWork::Stop => stop = true,
                 }
             }
             let handed_over = persists.len();
             if handed_over > 0 {
-                self.turns.bring(turn.persist(persists)?);
+                let durable = turn.persist(persists)?;
+                self.turns.report(durable);
                 log.handed_over.fetch_sub(handed_over, Ordering::Relaxed);
             }
             drop(turn);
@@ -169,8 +216,10 @@ impl LogThread {
     }
 
     fn save_snapshot(&mut self, save: SaveSnapshot, snapshots: Snapshots<OsDisk>) {
-        if let Some(finished) = self.snapshot_writer.take() {
-            let _ = finished.thread.join();
+        if let Some(before) = self.snapshot_writer.take() {
+            // Finished, unless a peer's snapshot has made it useless.
+            before.cancelled.store(true, Ordering::Relaxed);
+            let _ = before.thread.join();
         }
         let cancelled = Arc::new(AtomicBool::new(false));
         let (index, turns, sender) = (save.index, self.turns.clone(), self.sender.clone());
@@ -187,7 +236,7 @@ impl LogThread {
             }
         };
         match thread::Builder::new().name("tenure-snapshot".into()).spawn(write) {
-            Ok(thread) => self.snapshot_writer = Some(SnapshotThread { cancelled, thread }),
+            Ok(thread) => self.snapshot_writer = Some(SnapshotThread { index, cancelled, thread }),
             Err(error) => {
                 tracing::warn!(index, %error, "no thread to write a snapshot with; it will be tried again");
                 self.turns.bring(Input::SnapshotFailed { index });
@@ -238,4 +287,74 @@ impl From<Persist> for StoredPersist {
 fn stored_entry(entry: LogEntry) -> Entry {
     let LogEntry { index, term, kind, data, context } = entry;
     Entry { index, term, kind, data, context }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    use tenure_machine::Machine;
+    use tenure_storage::{Identity, Opened, Options, Recovered};
+
+    fn open(directory: &Path) -> (Store<OsDisk>, Recovered) {
+        match Store::open(OsDisk::default(), directory, Options::default()).unwrap() {
+            Opened::Existing(store, recovered) => (store, recovered),
+            Opened::Empty(blank) => {
+                let identity = Identity { cluster_id: 1, member_id: 1, directory_id: 1 };
+                let meta = SnapshotMeta { index: 1, term: 1, configuration: Bytes::new() };
+                blank.initialise(identity, meta, chunks(Machine::new().view(), CHUNK_BYTES)).unwrap()
+            }
+        }
+    }
+
+    fn entry(index: u64, term: u64) -> LogEntry {
+        LogEntry { index, term, kind: 0, data: Bytes::from_static(b"data"), context: Bytes::new() }
+    }
+
+    fn persist(number: u64, entries: Vec<LogEntry>) -> Persist {
+        let messages = vec![(number, Bytes::from_static(b"done"))];
+        Persist { number, snapshot: None, hard_state: None, entries, sync: true, messages }
+    }
+
+    #[test]
+    fn a_peers_snapshot_takes_the_place_of_the_log_in_its_turn() {
+        let directory = tempfile::tempdir().unwrap();
+        let data = directory.path().join("data");
+        let (store, _) = open(&data);
+        let snapshots = store.snapshots();
+        let log = SharedLog::new(store);
+        let meta = SnapshotMeta { index: 20, term: 3, configuration: Bytes::from_static(b"who votes") };
+        snapshots.writer(meta.clone()).unwrap().finish().unwrap();
+        let installed = Persist {
+            snapshot: Some(InstalledSnapshot { index: 20, term: 3 }),
+            hard_state: Some(tenure_replica::HardState { term: 4, vote: 2, commit: 21 }),
+            ..persist(2, vec![entry(21, 3), entry(22, 3)])
+        };
+        assert!(log.if_quick(std::slice::from_ref(&installed)).is_none(), "not on a network thread");
+        let batch = vec![persist(1, vec![entry(2, 1), entry(3, 1)]), installed, persist(3, vec![entry(23, 4)])];
+        let durable = log.turn().persist(batch).unwrap();
+        assert!(matches!(durable.report, Input::Persisted { number: 3 }));
+        assert_eq!(durable.messages.iter().map(|(to, _)| *to).collect::<Vec<_>>(), [1, 2, 3]);
+        assert_eq!(snapshots.newest(), meta);
+        log.close().unwrap();
+        drop(snapshots);
+        let (_, recovered) = open(&data);
+        assert_eq!(recovered.snapshot, meta);
+        assert_eq!(
+            recovered.entries.iter().map(|entry| (entry.index, entry.term)).collect::<Vec<_>>(),
+            [(21, 3), (22, 3), (23, 4)]
+        );
+        let HardState { term, vote, commit } = recovered.hard_state;
+        assert_eq!((term, vote, commit), (4, 2, 21));
+    }
+
+    #[test]
+    fn a_snapshot_that_is_not_there_is_not_installed() {
+        let directory = tempfile::tempdir().unwrap();
+        let data = directory.path().join("data");
+        let log = SharedLog::new(open(&data).0);
+        let snapshot = Some(InstalledSnapshot { index: 20, term: 3 });
+        assert!(log.turn().persist(vec![Persist { snapshot, ..persist(1, Vec::new()) }]).is_err());
+    }
 }

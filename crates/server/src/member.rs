@@ -8,15 +8,18 @@ use std::sync::{Arc, Mutex};
 
 use tenure_machine::lock::entry_key;
 use tenure_machine::{
-    BusyReply, Command, Keys, LeaseId, Leave, Lock, LockReply, RangeQuery, RangeReply, Reply, Revision, View,
+    self as machine, BusyReply, Command, Keys, LeaseId, Leave, Lock, LockReply, MemberId, RangeQuery, RangeReply,
+    Reply, Revision, View,
 };
 use tenure_replica::{
-    Answer, Answered, CallId, Consistency, Failure, Input, LeaseStatus, Notice, Read, Status, StreamId, WatchId,
-    WatchRequest,
+    Answer, Answered, CallId, Consistency, Failure, Input, LeaseStatus, MemberChange, Notice, Read, Status, StreamId,
+    WatchId, WatchRequest,
 };
 use tokio::sync::mpsc;
 
 use crate::calls::{Mailbox, OpenCall, OpenSession};
+use crate::driver::Ending;
+use crate::peer::{Host, StopReason};
 
 /// Inputs that wait for the replica; beyond this, requests that can be refused are.
 const QUEUE_LIMIT: usize = 100_000;
@@ -58,7 +61,10 @@ impl Member {
     /// Replicates a command and gives its reply.
     pub async fn submit(&self, command: Command) -> Result<At<Reply>, Failure> {
         // What gives back room must pass when everything else is shed.
-        let frees = matches!(command, Command::Delete(_) | Command::LeaseRevoke { .. } | Command::Leave(_));
+        let frees = matches!(
+            command,
+            Command::Delete(_) | Command::LeaseRevoke { .. } | Command::Leave(_) | Command::Unlock(_)
+        );
         let answer = self.call(frees, |call| Input::Propose { call, command }).await?;
         answer.map(|answered| match answered {
             Answered::Reply(reply) => reply,
@@ -130,6 +136,21 @@ impl Member {
         })
     }
 
+    /// Gives the members as they are once the change is committed.
+    pub async fn change_members(&self, change: MemberChange) -> Result<At<Vec<machine::Member>>, Failure> {
+        let answer = self.call(true, |call| Input::ChangeMembers { call, change }).await?;
+        answer.map(|answered| match answered {
+            Answered::Members(members) => members,
+            other => unexpected(other),
+        })
+    }
+
+    /// Hands leadership to this member, or to whoever is fit for it. Returns when somebody else leads.
+    pub async fn transfer_leader(&self, to: Option<MemberId>) -> Result<(), Failure> {
+        let answer = self.call(true, |call| Input::TransferLeader { call, to }).await?;
+        answer.map(drop).map(drop)
+    }
+
     /// More waits for the replica than it should: what can be refused is.
     pub(crate) fn is_overloaded(&self) -> bool {
         self.mailbox.depth() > QUEUE_LIMIT
@@ -181,6 +202,32 @@ impl Member {
             Some(answer) => Ok(AnswerOf(answer)),
             None => Err(Failure::Stopping),
         }
+    }
+}
+
+impl Host for Member {
+    fn deliver(&self, input: Input) {
+        // If the replica is gone, so is whoever could have been told.
+        let _ = self.mailbox.bring(input);
+    }
+
+    fn status(&self) -> Status {
+        Member::status(self)
+    }
+
+    async fn members(&self) -> Result<Vec<machine::Member>, Failure> {
+        Ok(self.view(Consistency::Linearizable).await?.value.members())
+    }
+
+    async fn change_members(&self, change: MemberChange) -> Result<Vec<machine::Member>, Failure> {
+        Ok(Member::change_members(self, change).await?.value)
+    }
+
+    fn stop(&self, reason: StopReason) {
+        self.mailbox.end(match reason {
+            StopReason::Removed => Ending::Removed,
+            StopReason::Stranger(text) => Ending::Stranger(text),
+        });
     }
 }
 

@@ -1,10 +1,11 @@
 //! A member's life, from its configuration to its last answer.
 //!
 //! The thread that calls [`run`] becomes the control thread: it accepts connections, watches over
-//! the health that is reported, and waits for the end. The order of things matters. The port is
+//! the health that is reported, and waits for the end. The order of things matters. The ports are
 //! bound before the data is touched, so that a second member started by mistake does no harm; it
-//! is announced as ready when it can be called. At the end health is taken back first, then the
-//! network drains, and only then the replica stops, so that calls under way still get their answer.
+//! is announced as ready when it can be called. At the end health is taken back first, a leader hands
+//! over, then the network drains, and only then the peers are left and the replica stops, so that calls
+//! under way still get their answer.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -13,20 +14,26 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use prost_reflect::DescriptorPool;
+use tenure_replica::{Consistency, MemberChange};
+use tenure_storage::Identity;
 use tokio::sync::oneshot;
 use tonic_health::ServingStatus;
 use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::{HealthReporter, HealthService};
 
 use crate::config::{Config, ConfigError};
-use crate::data::{self, Data, DataError};
-use crate::driver::{Driver, Writes};
+use crate::data::{self, Beginning, Data, DataError, Found};
+use crate::driver::{Driver, Ending, Writes};
 use crate::http::grpc::{Services, ServicesBuilder};
 use crate::http::health::Health;
 use crate::http::{Connection, Front, leader};
 use crate::listen::{ListenError, Listener, Network, Stopping};
 use crate::member::{Member, random_u64};
 use crate::metrics::Metrics;
+use crate::peer::join::{self, JoinError};
+use crate::peer::leave::Departure;
+use crate::peer::outbox::Outbox;
+use crate::peer::{PeerPort, PeerPortSettings};
 use crate::publish;
 use crate::services;
 
@@ -35,6 +42,12 @@ const HEALTH_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How long the start waits for this member to be listed.
 const PUBLISH_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long it goes on trying to join while nobody can say who leads.
+const JOIN_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Between two requests for a vote.
+const PROMOTE_PAUSE: Duration = Duration::from_millis(250);
 
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
@@ -50,6 +63,13 @@ pub enum RunError {
     Boot(#[from] tenure_replica::BootError),
     #[error("the control thread cannot start: {0}")]
     Control(std::io::Error),
+    #[error(transparent)]
+    Join(#[from] JoinError),
+    #[error("this member was removed from the cluster: its data directory is of no use to it any more")]
+    Removed,
+    /// In the words of the member that knows it so.
+    #[error("this member is known with another data directory: {0}")]
+    Stranger(String),
     /// The member has stopped rather than go on with something broken.
     #[error("the member had to stop: {0}")]
     Failed(String),
@@ -69,38 +89,63 @@ pub fn run_with(
     config.validate()?;
     let control = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(RunError::Control)?;
     control.block_on(async {
-        let listener = Listener::bind(config.listen)?;
+        let listener = Listener::bind("--listen", config.listen)?;
+        let peer_listener = Listener::bind("--peer-listen", config.peer_listen);
         // Differs if the configuration left the choice of the port to the system.
         config.listen = listener.address();
-        live(Arc::new(config), listener, ready, shutdown).await
+        if let Ok(peer_listener) = &peer_listener {
+            config.peer_listen = peer_listener.address();
+        }
+        live(Arc::new(config), listener, peer_listener, ready, shutdown).await
     })
 }
 
 async fn live(
     config: Arc<Config>,
     listener: Listener,
+    peer_listener: Result<Listener, ListenError>,
     ready: impl FnOnce(SocketAddr),
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
     let keyring = config.signing_key.as_deref().map(tenure_fence::read_keyring).transpose()?;
-    let data = data::open(&config)?;
+    let (peer_listener, peer_fault) = judge_peer_port(&config, peer_listener)?;
+    let data = open(&config).await?;
+    let identity = data.identity;
     let replica_config = replica_config(&config, &data);
     let threads = config.network_thread_count();
-    // The control thread is one more runtime that asks the replica: for health.
-    let mut driver = Driver::start(replica_config, data.boot, data.store, threads + 1)?;
-    let failed = driver.failed();
-    let (member, distribute) = driver.attach(threads, Writes::ByLogThread);
+    let (outbox, orders) = Outbox::new(identity.member_id, config.limits.peer_message_bytes());
+    outbox.set_members(data.boot.machine.state().members());
+    let peer_settings = PeerPortSettings {
+        identity,
+        snapshots: data.store.snapshots(),
+        known: data.store.peers(),
+        outbox: outbox.clone(),
+        message_bytes: config.limits.peer_batch_bytes(),
+    };
+    // Behind the network threads: the peers' thread, and the control thread, which asks for health.
+    let mut driver = Driver::start(replica_config, data.boot, data.store, threads + 2, outbox.clone())?;
+    let ended = driver.ended();
+    let (member, distribute) = driver.attach(threads + 1, Writes::ByLogThread);
     tokio::spawn(distribute);
 
     let pool = descriptors();
     let status = member.clone();
-    let status_member = member.clone();
-    let metrics = Metrics::new(&pool, threads).with_replica(move || status.status()).with_limits(&config.limits);
+    let metrics = Metrics::new(&pool, threads + 1).with_replica(move || status.status()).with_limits(&config.limits);
     let metrics = Arc::new(metrics);
-    let health = Health::new(member, config.call_timeout);
+    let health = Health::new(member.clone(), config.call_timeout);
     let reporter = HealthReporter::new();
 
-    let shared = Arc::new(services::ProcessWide { sessions: services::Sessions::default(), keyring });
+    let peer_port = Arc::new(Mutex::new(Some((driver.attach(threads, Writes::Itself), peer_settings, orders))));
+    let serve_peers = move |_, _: Stopping| {
+        let ((member, distribute), settings, orders) = take(&peer_port);
+        tokio::spawn(distribute);
+        let port = PeerPort::open(settings, member, orders);
+        move |_, _| port.connection()
+    };
+    let peers = Network::start(&config, metrics.clone(), "peers", threads..threads + 1, serve_peers)?;
+
+    let departure = Departure { identity, outbox: outbox.clone(), patience: config.call_timeout };
+    let shared = Arc::new(services::ProcessWide { sessions: services::Sessions::default(), keyring, departure });
     let claims = Arc::<services::Claims>::default();
     let attachments = Arc::new((0..threads).map(|index| attach(&mut driver, index)).collect::<Vec<_>>());
     let serve = {
@@ -123,33 +168,164 @@ async fn live(
             move |info, open| Connection::new(front.clone(), info, open)
         }
     };
-    let published = tokio::spawn({
-        let (member, config) = (status_member, config.clone());
-        async move { publish::publish(member, &config).await }
-    });
-    // Alone this takes one write; without a quorum it goes on in the background.
-    let _ = tokio::time::timeout(PUBLISH_PATIENCE, published).await;
-
-    let network = Network::start(&config, metrics, threads, serve)?;
-    tracing::info!(name = config.name, address = %listener.address(), threads, "the member answers");
-    ready(listener.address());
-
-    let reason = tokio::select! {
-        never = network.accept(&listener) => match never {},
-        never = report_health(&health, &reporter) => match never {},
-        () = shutdown => None,
-        reason = failed => Some(reason.unwrap_or_else(|_: oneshot::error::RecvError| "its thread is gone".to_owned())),
+    let mut settling = tokio::spawn(settle(member.clone(), config.clone()));
+    let (network, end) = {
+        // Peers come in while the start still waits: they are what it waits for.
+        let mut peer_accept = std::pin::pin!(accept_peers(&peers, peer_listener, peer_fault, &outbox, identity));
+        let early_fault = tokio::select! {
+            _ = tokio::time::timeout(PUBLISH_PATIENCE, &mut settling) => None,
+            fault = &mut peer_accept => Some(fault),
+        };
+        let network = Network::start(&config, metrics, "network", 0..threads, serve)?;
+        tracing::info!(name = config.name, address = %listener.address(), threads, "the member answers");
+        ready(listener.address());
+        let end = match early_fault {
+            Some(fault) => Err(fault.into()),
+            None => tokio::select! {
+                never = network.accept(&listener) => match never {},
+                never = report_health(&health, &reporter) => match never {},
+                fault = &mut peer_accept => Err(fault.into()),
+                () = shutdown => Ok(()),
+                ending = ended => Err(ending.map_or_else(|_: oneshot::error::RecvError| gone(), RunError::from)),
+            },
+        };
+        (network, end)
     };
     drop(listener);
     health.stop();
     set_health(&reporter, false).await;
-    // A replica that is gone answers nobody: nothing is worth waiting for.
-    let patience = if reason.is_none() { config.drain } else { Duration::ZERO };
+    settling.abort();
+    if end.is_ok() {
+        hand_over(&member, &config).await;
+    }
+    // A replica that is gone answers nobody: nothing is worth waiting for, but the leader's word that it may go.
+    let patience = if matches!(end, Ok(()) | Err(RunError::Removed)) { config.drain } else { Duration::ZERO };
     network.stop(patience).await;
+    peers.stop(Duration::ZERO).await;
     let _ = tokio::task::spawn_blocking(move || driver.stop()).await;
-    match reason {
-        None => Ok(()),
-        Some(reason) => Err(RunError::Failed(reason)),
+    end
+}
+
+/// Serves the peer port. Without it a member can live alone: it fails only when others are listed.
+async fn accept_peers(
+    peers: &Network,
+    listener: Option<Listener>,
+    fault: Option<ListenError>,
+    outbox: &Outbox,
+    identity: Identity,
+) -> ListenError {
+    if let Some(listener) = listener {
+        match peers.accept(&listener).await {}
+    }
+    let mut members = outbox.watch_members();
+    let is_other = |member: &tenure_machine::Member| member.id != identity.member_id;
+    match (members.wait_for(|members| members.iter().any(is_other)).await, fault) {
+        (Ok(_), Some(fault)) => fault,
+        _ => std::future::pending().await,
+    }
+}
+
+/// Makes this member known, and a voter if it came to be one. Alone this takes one write; without a quorum, or
+/// while it catches up, it goes on in the background.
+async fn settle(member: Member, config: Arc<Config>) {
+    publish::publish(member.clone(), &config).await;
+    if config.join.is_some() && !config.learner {
+        promote(&member).await;
+    }
+}
+
+fn gone() -> RunError {
+    RunError::Failed("its thread is gone".to_owned())
+}
+
+impl From<Ending> for RunError {
+    fn from(ending: Ending) -> RunError {
+        match ending {
+            Ending::Fault(reason) => RunError::Failed(reason),
+            Ending::Removed => RunError::Removed,
+            Ending::Stranger(text) => RunError::Stranger(text),
+        }
+    }
+}
+
+/// Without the peer port a member can live alone, but not with others.
+fn judge_peer_port(
+    config: &Config,
+    listener: Result<Listener, ListenError>,
+) -> Result<(Option<Listener>, Option<ListenError>), ListenError> {
+    match listener {
+        Ok(listener) => Ok((Some(listener), None)),
+        Err(fault) if config.cluster.is_some() || config.join.is_some() => Err(fault),
+        Err(fault) => {
+            tracing::warn!("no other member can join this one: {fault}");
+            Ok((None, Some(fault)))
+        }
+    }
+}
+
+/// Opens the data directory; an empty one becomes that of a member, alone, of a new cluster, or of a running one.
+async fn open(config: &Config) -> Result<Data, RunError> {
+    let blank = match data::open(config)? {
+        Found::Existing(data) => {
+            check_cluster(config, &data).await?;
+            return Ok(*data);
+        }
+        Found::Empty(blank) => *blank,
+    };
+    let beginning = match (&config.join, &config.cluster) {
+        (Some(address), _) => {
+            let directory_id = data::draw_directory_id();
+            Beginning::joined(
+                join::join(address, join::request(config, directory_id), JOIN_PATIENCE).await?,
+                directory_id,
+            )
+        }
+        (None, Some(_)) => Beginning::of_cluster(&config.name, &config.initial_cluster()?),
+        (None, None) => Beginning::alone(),
+    };
+    Ok(data::begin(blank, beginning)?)
+}
+
+/// A member that starts again knows its cluster; flags that name another one are a mistake.
+async fn check_cluster(config: &Config, data: &Data) -> Result<(), RunError> {
+    let own = data.identity.cluster_id;
+    if config.cluster.is_some() && data::cluster_id(&config.initial_cluster()?) != own {
+        tracing::warn!(
+            "the data directory belongs to cluster {own:x}, which began with other members: --cluster is not used"
+        );
+    }
+    if let Some(address) = &config.join {
+        match join::fetch_peers(address).await {
+            Ok(peers) if peers.cluster_id != own => {
+                let (address, other) = (address.clone(), peers.cluster_id);
+                return Err(JoinError::OtherCluster { address, own, other }.into());
+            }
+            Ok(_) => {}
+            Err(reason) => tracing::info!(address, "the member named by --join does not answer: {reason}"),
+        }
+    }
+    Ok(())
+}
+
+/// Asks to become a voter until it is one: it is refused while it has not caught up.
+async fn promote(member: &Member) {
+    while member.status().learner {
+        let id = member.status().member;
+        match member.change_members(MemberChange::Promote { id }).await {
+            Ok(_) => return tracing::info!("this member votes from now on"),
+            Err(failure) => tracing::debug!(%failure, "this member cannot vote yet"),
+        }
+        tokio::time::sleep(PROMOTE_PAUSE).await;
+    }
+}
+
+/// A leader that stops in order leaves nobody without one for an election timeout.
+async fn hand_over(member: &Member, config: &Config) {
+    let status = member.status();
+    let is_alone =
+        async || member.view(Consistency::Serializable).await.is_ok_and(|view| view.value.members().len() < 2);
+    if status.leader == status.member && !is_alone().await {
+        let _ = tokio::time::timeout(config.election_max, member.transfer_leader(None)).await;
     }
 }
 
@@ -161,7 +337,7 @@ fn attach(driver: &mut Driver, index: usize) -> Mutex<Option<Attachment>> {
     Mutex::new(Some((member, Box::pin(distribute))))
 }
 
-fn take(attachment: &Mutex<Option<Attachment>>) -> Attachment {
+fn take<T>(attachment: &Mutex<Option<T>>) -> T {
     let mut attachment = attachment.lock().unwrap_or_else(PoisonError::into_inner);
     attachment.take().expect("each network thread starts once")
 }

@@ -6,6 +6,9 @@ pub(crate) const LOCK: &str = "LOCK";
 pub(crate) const STAMP: &str = "STAMP";
 /// Its presence without a stamp says "initialising was interrupted": everything may be begun anew.
 pub(crate) const STAMP_TEMPORARY: &str = "STAMP.tmp";
+/// The data directories of the other members.
+pub(crate) const PEERS: &str = "PEERS";
+pub(crate) const PEERS_TEMPORARY: &str = "PEERS.tmp";
 const TEMPORARY: &str = ".tmp";
 
 /// What a name in the directory means.
@@ -14,6 +17,7 @@ pub(crate) enum Name {
     Lock,
     Stamp,
     StampTemporary,
+    Peers,
     Segment { sequence: u64 },
     Snapshot { index: u64, term: u64 },
     Temporary,
@@ -26,6 +30,8 @@ impl Name {
             LOCK => return Self::Lock,
             STAMP => return Self::Stamp,
             STAMP_TEMPORARY => return Self::StampTemporary,
+            PEERS => return Self::Peers,
+            PEERS_TEMPORARY => return Self::Temporary,
             _ => {}
         }
         let (stem, temporary) = match name.strip_suffix(TEMPORARY) {
@@ -83,6 +89,8 @@ mod tests {
         assert_eq!(Name::parse(&snapshot_name(9, 2)), Name::Snapshot { index: 9, term: 2 });
         assert_eq!(Name::parse(&snapshot_temporary_name(9, 2, 31)), Name::Temporary);
         assert_eq!(Name::parse(STAMP), Name::Stamp);
+        assert_eq!(Name::parse(PEERS), Name::Peers);
+        assert_eq!(Name::parse(PEERS_TEMPORARY), Name::Temporary);
         assert_eq!(Name::parse(STAMP_TEMPORARY), Name::StampTemporary);
     }
 

@@ -1,7 +1,8 @@
 //! The only room that touches files.
 //!
-//! A [`Store`] is one opened data directory. It keeps four things and understands none of them: an
-//! identity, a hard state, a sequence of log entries, and snapshots made of opaque chunks. It knows
+//! A [`Store`] is one opened data directory. It keeps five things and understands none of them: an
+//! identity, a hard state, a sequence of log entries, snapshots made of opaque chunks, and the
+//! identities of other members' directories. It knows
 //! nothing of locks, of raft's types or of tokio: it is synchronous code, called by the thread that
 //! owns the log and by the thread that writes snapshots.
 //!
@@ -26,6 +27,7 @@ mod layout;
 mod log;
 mod memory_disk;
 mod os_disk;
+mod peers;
 mod recovery;
 mod segment;
 mod snapshot;
@@ -38,7 +40,8 @@ pub use disk::{Disk, DiskFile, Found};
 pub use error::{Fault, OpenError};
 pub use memory_disk::{MemoryDisk, MemoryFile, MemoryLock};
 pub use os_disk::{OsDisk, OsFile, OsLock, WriteMode};
-pub use snapshot::{SnapshotReader, SnapshotSource, SnapshotWriter, Snapshots};
+pub use peers::{Meeting, Peers};
+pub use snapshot::{SnapshotReader, SnapshotReceiver, SnapshotSource, SnapshotWriter, Snapshots};
 pub use snapshot_stream::{MAX_CHUNK_BYTES, SnapshotDecoder, SnapshotEncoder, SnapshotError};
 pub use store::{Blank, Opened, Options, Recovered, Store};
 pub use types::{Entry, Group, HardState, Identity, SnapshotMeta, TornTail};

@@ -48,11 +48,17 @@ impl<D: Disk> Snapshots<D> {
 
     /// Reads the newest snapshot. Goes on reading it even if it is replaced meanwhile.
     pub fn reader(&self) -> Result<SnapshotReader<D>, Fault> {
-        let source = self.source()?;
-        let path = source.path.clone();
-        let decoder = SnapshotDecoder::new(BufReader::with_capacity(BUFFER_BYTES, source))
-            .map_err(|error| into_fault(error, &path))?;
-        Ok(SnapshotReader { decoder, path })
+        read_from(self.source()?)
+    }
+
+    /// Reads the snapshot of this name, whether the log builds on it or not.
+    pub fn reader_of(&self, index: u64, term: u64) -> Result<SnapshotReader<D>, Fault> {
+        let path = self.shared.directory.join(layout::snapshot_name(index, term));
+        let reader = read_from(open_source(&self.shared.disk, path)?)?;
+        match (reader.meta().index, reader.meta().term) {
+            found if found == (index, term) => Ok(reader),
+            _ => Err(Fault::corrupt(&reader.path, 0, "the snapshot belongs to another name")),
+        }
     }
 
     /// The newest snapshot as the bytes of its stream, to be sent somewhere.
@@ -69,15 +75,74 @@ impl<D: Disk> Snapshots<D> {
         }
     }
 
+    /// As [`source`](Self::source), if the newest snapshot is still the one at this index.
+    pub fn source_at(&self, index: u64) -> Result<Option<(SnapshotMeta, SnapshotSource<D>)>, Fault> {
+        let meta = self.newest();
+        if meta.index != index {
+            return Ok(None);
+        }
+        let path = self.shared.directory.join(layout::snapshot_name(meta.index, meta.term));
+        match open_source(&self.shared.disk, path) {
+            // Replaced and removed between the question and the opening.
+            Err(Fault::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound && self.newest() != meta => {
+                Ok(None)
+            }
+            result => result.map(|source| Some((meta, source))),
+        }
+    }
+
+    /// Begins to take in a snapshot of another member, as the bytes of its stream.
+    pub fn receiver(&self, index: u64, term: u64) -> Result<SnapshotReceiver<D>, Fault> {
+        let (temporary, file) = self.begin(index, term)?;
+        Ok(SnapshotReceiver {
+            snapshots: self.clone(),
+            index,
+            term,
+            temporary,
+            output: Some(Output { file, offset: 0 }),
+        })
+    }
+
     /// Begins a snapshot. Several can be written at once, while the log goes on.
     pub fn writer(&self, meta: SnapshotMeta) -> Result<SnapshotWriter<D>, Fault> {
-        let number = self.shared.temporaries.fetch_add(1, Ordering::Relaxed);
-        let temporary = self.shared.directory.join(layout::snapshot_temporary_name(meta.index, meta.term, number));
-        let failed = |source| Fault::io("writing snapshot", &temporary, source);
-        let file = self.shared.disk.create(&temporary).map_err(failed)?;
+        let (temporary, file) = self.begin(meta.index, meta.term)?;
         let output = BufWriter::with_capacity(BUFFER_BYTES, Output { file, offset: 0 });
-        let encoder = SnapshotEncoder::new(output, &meta).map_err(failed)?;
+        let encoder =
+            SnapshotEncoder::new(output, &meta).map_err(|source| Fault::io("writing snapshot", &temporary, source))?;
         Ok(SnapshotWriter { snapshots: self.clone(), meta, temporary, encoder: Some(encoder) })
+    }
+
+    /// A file of its own for a snapshot that has no name yet.
+    fn begin(&self, index: u64, term: u64) -> Result<(PathBuf, D::File), Fault> {
+        let number = self.shared.temporaries.fetch_add(1, Ordering::Relaxed);
+        let temporary = self.shared.directory.join(layout::snapshot_temporary_name(index, term, number));
+        let file = self.shared.disk.create(&temporary);
+        let file = file.map_err(|source| Fault::io("writing snapshot", &temporary, source))?;
+        Ok((temporary, file))
+    }
+
+    /// Syncs a written snapshot, reads every byte back, gives it its name and syncs the directory.
+    fn complete(&self, mut file: D::File, temporary: &Path, index: u64, term: u64) -> Result<SnapshotMeta, Fault> {
+        let Shared { disk, directory, .. } = &*self.shared;
+        let failed = |source| Fault::io("writing snapshot", temporary, source);
+        file.sync_data().map_err(failed)?;
+        drop(file);
+        let meta = verify(disk, temporary)?;
+        if (meta.index, meta.term) != (index, term) {
+            let reason = format!("it is a snapshot at {} of term {}, not {index} of {term}", meta.index, meta.term);
+            return Err(Fault::corrupt(temporary, 0, reason));
+        }
+        disk.rename(temporary, &directory.join(layout::snapshot_name(index, term))).map_err(failed)?;
+        disk.sync_directory(directory).map_err(failed)?;
+        Ok(meta)
+    }
+
+    /// Leaves nothing behind of a snapshot that got no name; if that fails, opening the store does it.
+    fn discard(&self, temporary: &Path) {
+        let disk = &self.shared.disk;
+        if disk.open(temporary).is_ok() {
+            let _ = disk.remove(temporary);
+        }
     }
 
     pub(crate) fn set_newest(&self, meta: SnapshotMeta) {
@@ -107,29 +172,54 @@ impl<D: Disk> SnapshotWriter<D> {
     /// told ([`Store::snapshot_saved`](crate::Store::snapshot_saved),
     /// [`Store::install_snapshot`](crate::Store::install_snapshot)) nothing builds on it.
     pub fn finish(mut self) -> Result<SnapshotMeta, Fault> {
-        let Shared { disk, directory, .. } = &*self.snapshots.shared;
-        let failed = |source| Fault::io("writing snapshot", &self.temporary, source);
         let Some(encoder) = self.encoder.take() else { return Err(Fault::refused("the snapshot is finished")) };
+        let failed = |source| Fault::io("writing snapshot", &self.temporary, source);
         let output = encoder.finish().map_err(failed)?;
-        let mut file = output.into_inner().map_err(|error| failed(error.into_error()))?.file;
-        file.sync_data().map_err(failed)?;
-        drop(file);
-        verify(disk, &self.temporary)?;
-        let path = directory.join(layout::snapshot_name(self.meta.index, self.meta.term));
-        disk.rename(&self.temporary, &path).map_err(failed)?;
-        disk.sync_directory(directory).map_err(failed)?;
-        Ok(self.meta.clone())
+        let file = output.into_inner().map_err(|error| failed(error.into_error()))?.file;
+        self.snapshots.complete(file, &self.temporary, self.meta.index, self.meta.term)
     }
 }
 
 impl<D: Disk> Drop for SnapshotWriter<D> {
     fn drop(&mut self) {
-        // After `finish` there is no such file; if removing fails, opening the store removes it.
+        // After `finish` there is no such file.
         drop(self.encoder.take());
-        let disk = &self.snapshots.shared.disk;
-        if disk.open(&self.temporary).is_ok() {
-            let _ = disk.remove(&self.temporary);
-        }
+        self.snapshots.discard(&self.temporary);
+    }
+}
+
+/// Takes in one snapshot of another member, from its first byte to its last. Nothing of it is believed before
+/// [`finish`](Self::finish); dropped earlier, it leaves nothing behind.
+pub struct SnapshotReceiver<D: Disk> {
+    snapshots: Snapshots<D>,
+    index: u64,
+    term: u64,
+    temporary: PathBuf,
+    output: Option<Output<D::File>>,
+}
+
+impl<D: Disk> SnapshotReceiver<D> {
+    /// How much has been taken in.
+    pub fn offset(&self) -> u64 {
+        self.output.as_ref().map_or(0, |output| output.offset)
+    }
+
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), Fault> {
+        let Some(output) = self.output.as_mut() else { return Err(Fault::refused("the snapshot is finished")) };
+        output.write_all(bytes).map_err(|source| Fault::io("writing snapshot", &self.temporary, source))
+    }
+
+    /// As [`SnapshotWriter::finish`]. What does not verify gets no name.
+    pub fn finish(mut self) -> Result<SnapshotMeta, Fault> {
+        let Some(output) = self.output.take() else { return Err(Fault::refused("the snapshot is finished")) };
+        self.snapshots.complete(output.file, &self.temporary, self.index, self.term)
+    }
+}
+
+impl<D: Disk> Drop for SnapshotReceiver<D> {
+    fn drop(&mut self) {
+        drop(self.output.take());
+        self.snapshots.discard(&self.temporary);
     }
 }
 
@@ -171,6 +261,11 @@ impl<D: Disk> SnapshotSource<D> {
     pub fn length(&self) -> u64 {
         self.length
     }
+
+    /// Reads on from this byte.
+    pub fn resume_at(&mut self, offset: u64) {
+        self.offset = offset;
+    }
 }
 
 impl<D: Disk> Read for SnapshotSource<D> {
@@ -187,6 +282,13 @@ pub(crate) fn verify<D: Disk>(disk: &D, path: &Path) -> Result<SnapshotMeta, Fau
     SnapshotDecoder::new(BufReader::with_capacity(BUFFER_BYTES, source))
         .and_then(SnapshotDecoder::verify)
         .map_err(|error| into_fault(error, path))
+}
+
+fn read_from<D: Disk>(source: SnapshotSource<D>) -> Result<SnapshotReader<D>, Fault> {
+    let path = source.path.clone();
+    let decoder = SnapshotDecoder::new(BufReader::with_capacity(BUFFER_BYTES, source))
+        .map_err(|error| into_fault(error, &path))?;
+    Ok(SnapshotReader { decoder, path })
 }
 
 fn open_source<D: Disk>(disk: &D, path: PathBuf) -> Result<SnapshotSource<D>, Fault> {

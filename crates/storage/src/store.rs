@@ -10,6 +10,7 @@ use crate::disk::{Disk, Found};
 use crate::error::{Fault, OpenError};
 use crate::layout::{self, Name};
 use crate::log::{Log, Place};
+use crate::peers::{self, Peers};
 use crate::snapshot::{self, SnapshotReader, SnapshotWriter, Snapshots};
 use crate::types::{Entry, Group, HardState, Identity, SnapshotMeta, TornTail};
 use crate::{recovery, stamp};
@@ -68,6 +69,7 @@ pub struct Store<D: Disk> {
     disk: D,
     directory: PathBuf,
     snapshots: Snapshots<D>,
+    peers: Peers<D>,
     removal: Arc<Mutex<Option<Fault>>>,
 }
 
@@ -125,6 +127,11 @@ impl<D: Disk> Store<D> {
         self.snapshots.clone()
     }
 
+    /// The handle that other threads ask and tell about other members' directories with.
+    pub fn peers(&self) -> Peers<D> {
+        self.peers.clone()
+    }
+
     pub fn snapshot_reader(&self) -> Result<SnapshotReader<D>, Fault> {
         self.snapshots.reader()
     }
@@ -156,6 +163,7 @@ impl<D: Disk> Store<D> {
             let reason = format!("entry {} is committed, after the snapshot at {}", hard_state.commit, meta.index);
             return Err(Fault::refused(reason));
         }
+        self.check_named(&meta)?;
         hard_state.commit = meta.index;
         if meta.term > hard_state.term {
             hard_state = HardState { term: meta.term, vote: 0, ..hard_state };
@@ -163,6 +171,20 @@ impl<D: Disk> Store<D> {
         self.log.gather_reset(meta.index, meta.term, hard_state)?;
         self.log.flush()?;
         self.build_on(meta)
+    }
+
+    /// A snapshot that was received and will not be installed. Its file goes, in the background: found again, it
+    /// would take the place of the log.
+    pub fn discard_snapshot(&mut self, index: u64) -> Result<(), Fault> {
+        self.log.check_poison()?;
+        let newest = self.snapshots.newest();
+        let obsolete = list_names(&self.disk, &self.directory)?.into_iter().filter_map(|(name, path)| match name {
+            Name::Snapshot { index: found, term } if found == index && (found, term) != (newest.index, newest.term) => {
+                Some(path)
+            }
+            _ => None,
+        });
+        self.remove(obsolete.collect())
     }
 
     /// The last index of the log, appended without `sync` or not.
@@ -191,9 +213,7 @@ impl<D: Disk> Store<D> {
     }
 
     fn build_on(&mut self, meta: SnapshotMeta) -> Result<(), Fault> {
-        let path = self.directory.join(layout::snapshot_name(meta.index, meta.term));
-        // Never remove anything on the strength of a file that is not there.
-        self.disk.open(&path).map_err(|source| Fault::io("opening", &path, source))?;
+        self.check_named(&meta)?;
         let mut obsolete = self.log.forget(meta.index);
         for found in list_names(&self.disk, &self.directory)? {
             if let (Name::Snapshot { index, term }, path) = found
@@ -209,6 +229,12 @@ impl<D: Disk> Store<D> {
             Some(fault) => Err(fault),
             None => Ok(()),
         }
+    }
+
+    /// Nothing is dropped on the strength of a file that is not there.
+    fn check_named(&self, meta: &SnapshotMeta) -> Result<(), Fault> {
+        let path = self.directory.join(layout::snapshot_name(meta.index, meta.term));
+        self.disk.open(&path).map(drop).map_err(|source| Fault::io("opening", &path, source))
     }
 
     fn remove(&self, obsolete: Vec<PathBuf>) -> Result<(), Fault> {
@@ -240,6 +266,7 @@ impl<D: Disk> Blank<D> {
         remove_all(&disk, &directory, &leftovers)?;
         stamp::begin(&disk, &directory, &identity)?;
 
+        let peers = Peers::new(disk.clone(), directory.clone(), Default::default(), Arc::clone(&lock));
         let snapshots = Snapshots::new(disk.clone(), directory.clone(), meta.clone(), lock);
         let mut writer = snapshots.writer(meta.clone())?;
         for chunk in chunks {
@@ -263,7 +290,7 @@ impl<D: Disk> Blank<D> {
             torn_tail: None,
             damaged_snapshots: Vec::new(),
         };
-        Ok((Store { log, disk, directory, snapshots, removal: Arc::default() }, recovered))
+        Ok((Store { log, disk, directory, snapshots, peers, removal: Arc::default() }, recovered))
     }
 }
 
@@ -285,6 +312,10 @@ fn recover<D: Disk>(
         }
     }
     sequences.sort_unstable();
+    let known_peers = match names.iter().any(|(name, _)| *name == Name::Peers) {
+        true => peers::read(&disk, directory)?,
+        false => Default::default(),
+    };
     let (snapshot, damaged) = newest_valid(&disk, directory, &found_snapshots)?;
     let place = place(&disk, directory, &identity, options);
     let reading = recovery::read(&place, &sequences, &snapshot)?;
@@ -317,8 +348,9 @@ fn recover<D: Disk>(
         torn_tail: reading.torn_tail,
         damaged_snapshots: damaged.iter().filter_map(|(_, fault)| damaged_file(fault)).collect(),
     };
+    let peers = Peers::new(disk.clone(), directory.to_path_buf(), known_peers, Arc::clone(&lock));
     let snapshots = Snapshots::new(disk.clone(), directory.to_path_buf(), snapshot, lock);
-    let store = Store { log, disk, directory: directory.to_path_buf(), snapshots, removal: Arc::default() };
+    let store = Store { log, disk, directory: directory.to_path_buf(), snapshots, peers, removal: Arc::default() };
     Ok((store, recovered))
 }
 

@@ -2,7 +2,7 @@
 
 mod harness;
 
-use harness::{Member, entries, script};
+use harness::{Member, Operation, entries, received_script, script};
 use tenure_storage::MemoryDisk;
 
 /// Seeds differ in what survives of what was not synced. More of them: `STORAGE_SEEDS=1000`.
@@ -11,26 +11,37 @@ fn seeds() -> u64 {
 }
 
 /// May end well even so: the last thing that the power can take is work in the background.
-fn workload(member: &mut Member) -> Result<(), String> {
+fn workload(member: &mut Member, script: &[Operation]) -> Result<(), String> {
     member.initialise()?;
-    script().iter().try_for_each(|operation| member.run(operation))
+    script.iter().try_for_each(|operation| member.run(operation))
 }
 
-fn operations_of_the_workload() -> u64 {
-    let mut member = Member::new(0);
-    workload(&mut member).unwrap();
-    let operations = member.disk.operations();
-    assert!(operations > 150, "the workload does too little: {operations}");
-    operations
+/// Each script with the number of its disk operations.
+fn scripts() -> Vec<(Vec<Operation>, u64)> {
+    [script(), received_script()]
+        .into_iter()
+        .map(|script| {
+            let mut member = Member::new(0);
+            workload(&mut member, &script).unwrap();
+            let operations = member.disk.operations();
+            assert!(operations > 120, "the workload does too little: {operations}");
+            (script, operations)
+        })
+        .collect()
+}
+
+/// Every script with every operation at which the power may go.
+fn cuts() -> impl Iterator<Item = (Vec<Operation>, u64)> {
+    scripts().into_iter().flat_map(|(script, operations)| (1..=operations).map(move |cut| (script.clone(), cut)))
 }
 
 #[test]
 fn everything_acknowledged_survives_a_power_cut_at_every_operation() {
-    for operation in 1..=operations_of_the_workload() {
+    for (script, operation) in cuts() {
         for seed in 0..seeds() {
             let mut member = Member::new(seed * 1_000_003 + operation);
             member.disk.cut_power_at(operation);
-            let _ = workload(&mut member);
+            let _ = workload(&mut member, &script);
             member.disk.crash();
             member.open_and_check().unwrap();
             go_on(&mut member);
@@ -49,11 +60,11 @@ fn recovering_from_a_kill_may_be_interrupted_at_every_operation() {
 }
 
 fn interrupt_recovery_from(death: fn(&MemoryDisk)) {
-    for operation in 1..=operations_of_the_workload() {
+    for (script, operation) in cuts() {
         for later in 1.. {
             let mut member = Member::new(operation * 1_000_003 + later);
             member.disk.cut_power_at(operation);
-            let _ = workload(&mut member);
+            let _ = workload(&mut member, &script);
             death(&member.disk);
             member.disk.cut_power_at(member.disk.operations() + later);
             let recovered = member.open_and_check();
@@ -69,11 +80,11 @@ fn interrupt_recovery_from(death: fn(&MemoryDisk)) {
 
 #[test]
 fn a_killed_process_leaves_nothing_that_a_later_power_cut_could_take() {
-    for operation in 1..=operations_of_the_workload() {
+    for (script, operation) in cuts() {
         for seed in 0..seeds() / 4 {
             let mut member = Member::new(seed * 1_000_003 + operation);
             member.disk.cut_power_at(operation);
-            let _ = workload(&mut member);
+            let _ = workload(&mut member, &script);
             // The write was cut short by a signal, not by the power: it is in the page cache.
             member.disk.kill();
             member.open_and_check().unwrap();

@@ -130,6 +130,7 @@ fn a_broken_rule_is_refused_and_the_store_goes_on() {
     refused(store.snapshot_saved(meta(50, 1))); // beyond the log
     refused(store.install_snapshot(meta(2, 1), None)); // behind the commit index
     assert!(matches!(store.snapshot_saved(meta(3, 1)), Err(Fault::Io { .. }))); // there is no such file
+    assert!(matches!(store.install_snapshot(meta(9, 1), None), Err(Fault::Io { .. }))); // nor such
     assert_eq!(store.last_index(), 6);
     member.run(&Operation::Append { hard_state: None, entries: entries(7, 7, 2, 10), sync: true }).unwrap();
     member.disk.crash();

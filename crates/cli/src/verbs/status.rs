@@ -1,4 +1,4 @@
-//! `tenure status`: how each endpoint sees itself and the cluster.
+//! `tenure status`: how each member sees itself and the cluster.
 
 use std::cell::Cell;
 use std::process::ExitCode;
@@ -15,11 +15,11 @@ use crate::settings::{Global, Session};
 const EXAMPLE: &str = "\
 Examples:
   tenure status
-  tenure status --watch --endpoints 10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379";
+  tenure status --watch --endpoints 10.0.0.1:2379";
 
-/// Show the state of every endpoint
+/// Show the state of every member
 ///
-/// Fails if one of them cannot be reached, knows no leader, or has an error of its own.
+/// Those that the endpoints do not name are found through the list of members. Fails if one of them cannot be reached, knows no leader, or has an error of its own.
 #[derive(Args)]
 #[command(before_help = EXAMPLE)]
 pub struct Status {
@@ -57,17 +57,49 @@ impl Status {
 }
 
 async fn listing(client: &Client) -> (Listing, bool) {
-    let mut tasks = Vec::new();
-    for (endpoint, client) in client.each() {
-        tasks.push((endpoint, tokio::spawn(async move { client.status().await })));
-    }
     let (mut listing, mut healthy) = (Listing::new("endpoints", COLUMNS), true);
-    for (endpoint, task) in tasks {
-        let status = task.await.expect("asking for a status does not panic");
+    let mut found = ask(client.each()).await;
+    let others = others(client, &found).await;
+    found.extend(ask(others).await);
+    for (endpoint, status) in found {
         healthy &= status.as_ref().is_ok_and(|status| status.leader != 0 && status.errors.is_empty());
         listing.row(cells(&endpoint, &status), json(&endpoint, &status));
     }
     (listing, healthy)
+}
+
+type Found = (String, Result<MemberStatus, Error>);
+
+async fn ask(clients: Vec<(String, Client)>) -> Vec<Found> {
+    let ask = |(endpoint, client): (String, Client)| (endpoint, tokio::spawn(async move { client.status().await }));
+    let tasks: Vec<_> = clients.into_iter().map(ask).collect();
+    let mut found = Vec::new();
+    for (endpoint, task) in tasks {
+        found.push((endpoint, task.await.expect("asking for a status does not panic")));
+    }
+    found
+}
+
+/// The members that none of the endpoints is, where the list of members says that they are.
+async fn others(client: &Client, found: &[Found]) -> Vec<(String, Client)> {
+    if found.iter().all(|(_, status)| status.is_err()) {
+        return Vec::new();
+    }
+    let Ok(members) = client.known_members().await else { return Vec::new() };
+    let is_asked =
+        |id: u64| found.iter().any(|(_, status)| status.as_ref().is_ok_and(|status| status.header.member == id));
+    let mut others = Vec::new();
+    for member in members.members.into_iter().filter(|member| !is_asked(member.id)) {
+        // Whoever has not started has no address yet.
+        let Some(url) = member.client_addresses.first() else { continue };
+        let address = url.split_once("://").map_or(url.as_str(), |(_, rest)| rest).to_owned();
+        if let Ok(client) = client.at(&address)
+            && !found.iter().any(|(endpoint, _)| *endpoint == address)
+        {
+            others.push((address, client));
+        }
+    }
+    others
 }
 
 fn role(status: &MemberStatus) -> &'static str {

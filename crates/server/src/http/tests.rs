@@ -91,7 +91,7 @@ fn start(change: impl FnOnce(&mut Config)) -> Server {
     let pool = DescriptorPool::decode(tenure_api::FILE_DESCRIPTOR_SET).unwrap();
     let threads = config.network_thread_count();
     let metrics = Arc::new(Metrics::new(&pool, threads));
-    let listener = Listener::bind(config.listen).unwrap();
+    let listener = Listener::bind("--listen", config.listen).unwrap();
     let address = listener.address();
     let serve = {
         let (config, metrics) = (config.clone(), metrics.clone());
@@ -106,7 +106,7 @@ fn start(change: impl FnOnce(&mut Config)) -> Server {
             move |info, open| Connection::new(front.clone(), info, open)
         }
     };
-    let network = Network::start(&config, metrics.clone(), threads, serve).unwrap();
+    let network = Network::start(&config, metrics.clone(), "network", 0..threads, serve).unwrap();
     let (stop, stopping) = oneshot::channel();
     let stopped = tokio::spawn(async move {
         let patience = tokio::select! {
@@ -269,6 +269,6 @@ async fn a_call_that_takes_too_long_is_cut_off() {
 #[tokio::test]
 async fn a_port_in_use_is_said_to_be() {
     let server = start(|_| {});
-    let error = Listener::bind(server.address).err().unwrap().to_string();
+    let error = Listener::bind("--listen", server.address).err().unwrap().to_string();
     assert!(error.contains("is another member running?"), "{error}");
 }

@@ -33,14 +33,15 @@ pub const STOPPED: Error = Error(Code::Unavailable, "etcdserver: server stopped"
 pub const CORRUPT: Error = Error(Code::DataLoss, "etcdserver: corrupt cluster");
 pub const NOT_LEADER: Error = Error(Code::FailedPrecondition, "etcdserver: not leader");
 pub const BAD_LEADER_TRANSFEREE: Error = Error(Code::FailedPrecondition, "etcdserver: bad leader transferee");
-const MEMBER_NOT_FOUND: Error = Error(Code::NotFound, "etcdserver: member not found");
 const MEMBER_EXISTS: Error = Error(Code::FailedPrecondition, "etcdserver: member ID already exist");
-const PEER_URL_EXISTS: Error = Error(Code::FailedPrecondition, "etcdserver: Peer URLs already exists");
-const MEMBER_NOT_LEARNER: Error = Error(Code::FailedPrecondition, "etcdserver: can only promote a learner member");
-const LEARNER_NOT_READY: Error =
-    Error(Code::FailedPrecondition, "etcdserver: can only promote a learner member which is in sync with leader");
+pub const PEER_URL_EXISTS: Error = Error(Code::FailedPrecondition, "etcdserver: Peer URLs already exists");
 const NOT_ENOUGH_STARTED: Error =
     Error(Code::FailedPrecondition, "etcdserver: re-configuration failed due to not enough started members");
+pub const MEMBER_BAD_URLS: Error = Error(Code::InvalidArgument, "etcdserver: given member URLs are invalid");
+pub const MEMBER_NOT_FOUND: Error = Error(Code::NotFound, "etcdserver: member not found");
+pub const MEMBER_NOT_LEARNER: Error = Error(Code::FailedPrecondition, "etcdserver: can only promote a learner member");
+const LEARNER_NOT_READY: Error =
+    Error(Code::FailedPrecondition, "etcdserver: can only promote a learner member which is in sync with leader");
 pub const AUTH_NOT_ENABLED: Error = Error(Code::FailedPrecondition, "etcdserver: authentication is not enabled");
 pub const ROOT_USER_NOT_EXIST: Error = Error(Code::FailedPrecondition, "etcdserver: root user does not exist");
 pub const USER_NOT_FOUND: Error = Error(Code::FailedPrecondition, "etcdserver: user name not found");
@@ -56,19 +57,23 @@ pub const LEADER_FIELD_MISSING: Error = Error(Code::Unknown, "\"leader\" field m
 pub const SESSION_EXPIRED: Error = Error(Code::Unknown, "mutex: session is expired");
 
 pub const INVALID_COMPARE: Error = Error(Code::InvalidArgument, "tenure: invalid compare option");
-const CHANGE_UNDER_WAY: Error = Error(Code::Unavailable, "tenure: another change of members is under way");
 const NESTED_TOO_DEEP: Error = Error(Code::InvalidArgument, "tenure: transactions nested too deep in txn request");
+const CHANGE_UNDER_WAY: Error = Error(Code::Unavailable, "tenure: another change of members is under way");
 const TOO_MANY_WAITERS: Error = Error(Code::ResourceExhausted, "tenure: too many waiters for this lock");
 const NAME_TOO_LONG: Error = Error(Code::InvalidArgument, "tenure: lock name too long");
 const NOT_AN_ENTRY: Error = Error(Code::FailedPrecondition, "tenure: key exists and is not a lock entry");
 
 // Only Tenure's own lock service can say these.
 const TOO_MANY_NAMES: Error = Error(Code::InvalidArgument, "too many names in one lock request");
+const IMPOSSIBLE_BARRIER: Error =
+    Error(Code::InvalidArgument, "a barrier has one name, and parties from 1 to the limit");
 const HELD_ALREADY: Error = Error(Code::FailedPrecondition, "lock is held already by the same lease");
 pub const NOT_THE_HOLDER: Error = Error(Code::FailedPrecondition, "not the holder");
 const NOT_HELD: Error = Error(Code::FailedPrecondition, "not held");
 const IN_USE: Error = Error(Code::FailedPrecondition, "lock is held or waited for");
 const DEADLOCK: Error = Error(Code::FailedPrecondition, "deadlock");
+pub const NOBODY_LEADS: Error = Error(Code::NotFound, "election: no leader");
+pub const DOES_NOT_LEAD: Error = Error(Code::FailedPrecondition, "election: not leader");
 pub const SESSION_RESUMED: Error = Error(Code::Aborted, "session was resumed elsewhere");
 
 // A watch that cannot be opened is told so within its stream, by text alone.
@@ -102,6 +107,7 @@ pub fn of_refusal(refusal: &Refusal) -> Error {
         Refusal::NotAnEntry => NOT_AN_ENTRY,
         Refusal::TooManyNames => TOO_MANY_NAMES,
         Refusal::HeldAlready => HELD_ALREADY,
+        Refusal::ImpossibleBarrier => IMPOSSIBLE_BARRIER,
         Refusal::NotTheHolder => NOT_THE_HOLDER,
         Refusal::NotHeld => NOT_HELD,
         Refusal::InUse => IN_USE,
@@ -202,6 +208,7 @@ mod tests {
             (Refusal::NotAnEntry, FailedPrecondition, "tenure: key exists and is not a lock entry"),
             (Refusal::TooManyNames, InvalidArgument, "too many names in one lock request"),
             (Refusal::HeldAlready, FailedPrecondition, "lock is held already by the same lease"),
+            (Refusal::ImpossibleBarrier, InvalidArgument, "a barrier has one name, and parties from 1 to the limit"),
             (Refusal::NotTheHolder, FailedPrecondition, "not the holder"),
             (Refusal::NotHeld, FailedPrecondition, "not held"),
             (Refusal::InUse, FailedPrecondition, "lock is held or waited for"),
@@ -212,6 +219,8 @@ mod tests {
             (Refusal::PeerUrlExists, FailedPrecondition, "etcdserver: Peer URLs already exists"),
             (Refusal::NotALearner, FailedPrecondition, "etcdserver: can only promote a learner member"),
         ];
+        let not_ready = "etcdserver: can only promote a learner member which is in sync with leader";
+        let not_enough = "etcdserver: re-configuration failed due to not enough started members";
         let failures = [
             (Failure::NoLeader, Unavailable, "etcdserver: no leader"),
             (Failure::TimedOut, Unavailable, "etcdserver: request timed out"),
@@ -220,16 +229,8 @@ mod tests {
             (Failure::TooLarge, InvalidArgument, "etcdserver: request is too large"),
             (Failure::EntryEnded(LockEnd::LeaseExpired), Unknown, "mutex: session is expired"),
             (Failure::Stopping, Unavailable, "etcdserver: server stopped"),
-            (
-                Failure::LearnerNotReady,
-                FailedPrecondition,
-                "etcdserver: can only promote a learner member which is in sync with leader",
-            ),
-            (
-                Failure::NotEnoughMembers,
-                FailedPrecondition,
-                "etcdserver: re-configuration failed due to not enough started members",
-            ),
+            (Failure::LearnerNotReady, FailedPrecondition, not_ready),
+            (Failure::NotEnoughMembers, FailedPrecondition, not_enough),
             (Failure::ChangeUnderWay, Unavailable, "tenure: another change of members is under way"),
             (Failure::BadTransferee, FailedPrecondition, "etcdserver: bad leader transferee"),
         ];

@@ -123,10 +123,11 @@ impl Maintenance for MaintenanceService {
         }
         let at = self.0.member.view(Consistency::Serializable).await.map_err(errors::failed)?;
         let can_lead = at.value.members().iter().any(|member| member.id == target && !member.learner);
-        match can_lead {
-            false => Err(errors::BAD_LEADER_TRANSFEREE.into()),
-            true => Err(Status::unimplemented("tenure: the leader cannot be moved yet")),
+        if !can_lead {
+            return Err(errors::BAD_LEADER_TRANSFEREE.into());
         }
+        self.0.member.transfer_leader(Some(target)).await.map_err(errors::failed)?;
+        Ok(Response::new(MoveLeaderResponse::default()))
     }
 
     /// As a server answers that has never heard of it.

@@ -19,7 +19,7 @@ mod cluster;
 mod convert;
 mod election;
 mod entry;
-mod errors;
+pub(crate) mod errors;
 mod kv;
 mod large;
 mod leader;
@@ -53,6 +53,7 @@ use tonic::metadata::MetadataMap;
 use crate::config::Config;
 use crate::http::grpc::ServicesBuilder;
 use crate::member::{At, Member};
+use crate::peer::leave::Departure;
 use entry::Entry;
 use leader::{HasLeader, LeaderMonitor};
 pub use tenure_lock::Sessions;
@@ -105,6 +106,8 @@ pub struct ProcessWide {
     pub sessions: Sessions,
     /// What grants are signed with.
     pub keyring: Option<tenure_fence::Keyring>,
+    /// How this member goes, if it is asked to.
+    pub departure: Departure,
 }
 
 #[derive(Clone, Copy)]

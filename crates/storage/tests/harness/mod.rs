@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use tenure_storage::{
-    Entry, Fault, Group, HardState, Identity, MemoryDisk, OpenError, Opened, Options, Recovered, SnapshotMeta, Store,
+    Entry, Fault, Group, HardState, Identity, MemoryDisk, OpenError, Opened, Options, Recovered, SnapshotEncoder,
+    SnapshotMeta, Store,
 };
 
 pub const IDENTITY: Identity = Identity { cluster_id: 11, member_id: 22, directory_id: 0x3333_4444_5555_6666_7777 };
@@ -30,6 +31,15 @@ pub fn meta(index: u64, term: u64) -> SnapshotMeta {
 /// Chunks that follow from the meta, so that a reader can tell whose they are.
 pub fn chunks(meta: &SnapshotMeta) -> Vec<Vec<u8>> {
     (0..meta.index % 4).map(|chunk| format!("{meta:?} {chunk} ").repeat(20).into_bytes()).collect()
+}
+
+/// A snapshot as the bytes of its stream.
+pub fn encoded(meta: &SnapshotMeta) -> Vec<u8> {
+    let mut encoder = SnapshotEncoder::new(Vec::new(), meta).unwrap();
+    for chunk in chunks(meta) {
+        encoder.write_chunk(&chunk).unwrap();
+    }
+    encoder.finish().unwrap()
 }
 
 pub fn entry(index: u64, term: u64, bytes: usize) -> Entry {
@@ -53,7 +63,17 @@ pub enum Operation {
     Snapshot {
         index: u64,
     },
-    /// Receives a snapshot and installs it.
+    /// Receives a snapshot; the log does not know of it.
+    Receive {
+        index: u64,
+        term: u64,
+    },
+    /// Installs what was received before.
+    InstallReceived {
+        index: u64,
+        term: u64,
+    },
+    /// Both.
     Install {
         index: u64,
         term: u64,
@@ -193,8 +213,14 @@ impl Member {
                 self.durable = self.durable.take().map(|state| state.adopt(&meta));
                 self.pending = self.pending.take().map(|state| state.adopt(&meta));
             }
+            Operation::Receive { index, term } => drop(self.receive_snapshot(*index, *term)?),
             Operation::Install { index, term } => {
-                let meta = self.write_snapshot(*index, *term)?;
+                self.receive_snapshot(*index, *term)?;
+                self.run(&Operation::InstallReceived { index: *index, term: *term })?;
+            }
+            Operation::InstallReceived { index, term } => {
+                let reader = self.store().snapshots().reader_of(*index, *term).map_err(text)?;
+                let meta = reader.meta().clone();
                 let pending = self.pending.as_mut().unwrap();
                 let mut state = pending.adopt(&meta);
                 state.entries.clear();
@@ -251,6 +277,20 @@ impl Member {
             }
         }
         possible
+    }
+
+    /// The bytes of another member's snapshot, as they come in: in pieces.
+    fn receive_snapshot(&mut self, index: u64, term: u64) -> Result<SnapshotMeta, String> {
+        let meta = meta(index, term);
+        self.snapshots.push(meta.clone());
+        let bytes = encoded(&meta);
+        let mut receiver = self.store().snapshots().receiver(index, term).map_err(text)?;
+        for piece in bytes.chunks(100) {
+            receiver.write(piece).map_err(text)?;
+        }
+        assert_eq!(receiver.offset(), bytes.len() as u64);
+        assert_eq!(receiver.finish().map_err(text)?, meta);
+        Ok(meta)
     }
 
     fn write_snapshot(&mut self, index: u64, term: u64) -> Result<SnapshotMeta, String> {
@@ -322,6 +362,38 @@ pub fn script() -> Vec<Operation> {
         Snapshot { index: 57 },
         append(None, entries(58, 62, 8, 1200), true),
         append(hard_state(9, 1, 60), entries(63, 70, 8, 1000), true),
+    ]
+}
+
+/// Snapshots that arrive, and a log that goes on as if nothing had, until it is told.
+pub fn received_script() -> Vec<Operation> {
+    use Operation::*;
+    let append =
+        |term, commit, entries| Append { hard_state: Some(HardState { term, vote: 1, commit }), entries, sync: true };
+    vec![
+        append(1, 3, entries(2, 6, 1, 100)),
+        // The log has its last entry: nothing is lost, whether it is found or not.
+        Receive { index: 4, term: 1 },
+        append(1, 4, entries(7, 9, 1, 700)),
+        Kill,
+        append(2, 6, entries(10, 14, 2, 800)),
+        // Ahead of the log, which goes on.
+        Receive { index: 20, term: 3 },
+        append(2, 7, entries(15, 17, 2, 800)),
+        InstallReceived { index: 20, term: 3 },
+        append(3, 21, entries(21, 25, 3, 900)),
+        // Another history than the log's; the process dies before the log is told.
+        Receive { index: 23, term: 4 },
+        Kill,
+        append(4, 24, entries(24, 30, 4, 1200)),
+        // Newer than one of the member's own that is saved meanwhile.
+        Receive { index: 29, term: 5 },
+        Snapshot { index: 24 },
+        append(5, 24, entries(25, 27, 5, 300)),
+        InstallReceived { index: 29, term: 5 },
+        append(5, 30, entries(30, 33, 5, 300)),
+        Reopen,
+        append(5, 31, entries(34, 35, 5, 300)),
     ]
 }
 

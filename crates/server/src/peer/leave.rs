@@ -1,0 +1,99 @@
+//! Going for good: a member that takes itself out of the cluster.
+//!
+//! It does not ask its own replica, which ends with the very entry that would be the answer. The leader
+//! answers, who stays; a leader that leaves hands over first.
+
+use std::time::Duration;
+
+use tenure_api::tenure::peer::v1::leave_response::Answer;
+use tenure_api::tenure::peer::v1::peer_client::PeerClient;
+use tenure_api::tenure::peer::v1::refusal::Reason;
+use tenure_api::tenure::peer::v1::{Hello, LeaveRequest};
+use tenure_machine as machine;
+use tenure_replica::{Failure, MemberChange};
+use tenure_storage::Identity;
+use tokio::time::Instant;
+use tonic::Status;
+
+use super::connect;
+use super::greeting::directory_bytes;
+use super::listing::{from_proto, peer_address, url_of};
+use super::outbox::Outbox;
+use crate::member::Member;
+use crate::services::errors;
+
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// What a member needs to take leave.
+#[derive(Clone)]
+pub struct Departure {
+    pub(crate) identity: Identity,
+    pub(crate) outbox: Outbox,
+    pub(crate) patience: Duration,
+}
+
+impl Departure {
+    /// Gives the members that are left.
+    pub(crate) async fn leave(&self, member: &Member) -> Result<Vec<machine::Member>, Status> {
+        let own = self.identity.member_id;
+        if member.status().leader == own && self.outbox.members().iter().any(|other| other.id != own && !other.learner)
+        {
+            member.transfer_leader(None).await.map_err(errors::failed)?;
+        }
+        let began = Instant::now();
+        loop {
+            let status = member.status();
+            let address = peer_address(&self.outbox.members(), status.leader);
+            let asked = match status.leader {
+                0 => Err(errors::NO_LEADER.into()),
+                leader if leader == own => {
+                    let change = MemberChange::Remove { id: own, force: false };
+                    return Ok(member.change_members(change).await.map_err(errors::failed)?.value);
+                }
+                leader => self.ask(leader, &address, status.applied_index).await,
+            };
+            match asked {
+                Ok(Some(members)) => return Ok(members),
+                Err(status) if began.elapsed() >= self.patience => return Err(status),
+                Ok(None) if began.elapsed() >= self.patience => return Err(errors::failed(Failure::LeaderChanged)),
+                // Another leader may be on its way.
+                Ok(None) | Err(_) => tokio::time::sleep(PAUSE).await,
+            }
+        }
+    }
+
+    /// None = somebody else leads by now.
+    async fn ask(
+        &self,
+        leader: u64,
+        address: &str,
+        applied_index: u64,
+    ) -> Result<Option<Vec<machine::Member>>, Status> {
+        let hello = Hello {
+            cluster_id: self.identity.cluster_id,
+            from: self.identity.member_id,
+            to: leader,
+            directory_id: directory_bytes(self.identity.directory_id),
+            applied_index,
+        };
+        let channel = connect(&url_of(address)).await.map_err(Status::unavailable)?;
+        let answer = PeerClient::new(channel).leave(LeaveRequest { hello: Some(hello) }).await?.into_inner().answer;
+        match answer {
+            Some(Answer::Left(left)) => Ok(Some(left.members.into_iter().map(from_proto).collect())),
+            Some(Answer::Elsewhere(_)) => Ok(None),
+            // An earlier try had its effect, and its answer was lost.
+            Some(Answer::Refusal(refusal)) if refusal.reason() == Reason::Removed => {
+                let others = self
+                    .outbox
+                    .members()
+                    .iter()
+                    .filter(|member| member.id != self.identity.member_id)
+                    .cloned()
+                    .collect();
+                Ok(Some(others))
+            }
+            Some(Answer::Refusal(refusal)) => Err(Status::failed_precondition(refusal.text)),
+            None => Ok(None),
+        }
+    }
+}

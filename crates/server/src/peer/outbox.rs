@@ -1,0 +1,226 @@
+//! What the replica has for its peers: filled by whoever has the turn, emptied by the peers' thread.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use tenure_machine::{Member, MemberId};
+use tokio::sync::{Notify, mpsc, watch};
+
+use crate::limits;
+
+/// An order to send the saved snapshot `index` to a peer.
+#[derive(Debug)]
+pub(crate) struct SnapshotOrder {
+    pub(crate) to: MemberId,
+    pub(crate) index: u64,
+    pub(crate) message: Bytes,
+}
+
+/// A cheap handle; never waits.
+#[derive(Clone)]
+pub(crate) struct Outbox(Arc<Shared>);
+
+struct Shared {
+    own: MemberId,
+    /// The longest message that another member takes.
+    message_bytes: usize,
+    queues: Mutex<HashMap<MemberId, Arc<Queue>>>,
+    members: watch::Sender<Arc<[Member]>>,
+    snapshots: mpsc::UnboundedSender<SnapshotOrder>,
+}
+
+impl Outbox {
+    /// With the end at which orders for snapshots come out.
+    pub(crate) fn new(own: MemberId, message_bytes: usize) -> (Outbox, mpsc::UnboundedReceiver<SnapshotOrder>) {
+        let (snapshots, orders) = mpsc::unbounded_channel();
+        let members = watch::Sender::new(Arc::from(Vec::new()));
+        let queues = Mutex::default();
+        (Outbox(Arc::new(Shared { own, message_bytes, queues, members, snapshots })), orders)
+    }
+
+    /// Puts messages into their peers' queues. Those to unknown members are dropped.
+    pub(crate) fn send(&self, messages: impl IntoIterator<Item = (MemberId, Bytes)>) {
+        let queues = lock(&self.0.queues);
+        let mut touched: Vec<&Arc<Queue>> = Vec::new();
+        for (to, message) in messages {
+            if message.len() > self.0.message_bytes {
+                tracing::error!(to = format!("{to:x}"), bytes = message.len(), "a message is too long for any peer");
+                continue;
+            }
+            let Some(queue) = queues.get(&to) else { continue };
+            queue.push(message);
+            if !touched.iter().any(|known| Arc::ptr_eq(known, queue)) {
+                touched.push(queue);
+            }
+        }
+        // One wake for all that a step has for a peer.
+        touched.into_iter().for_each(|queue| queue.filled.notify_one());
+    }
+
+    pub(crate) fn send_snapshot(&self, order: SnapshotOrder) {
+        // If nobody takes orders any more, the member is going down.
+        let _ = self.0.snapshots.send(order);
+    }
+
+    /// From now on these belong to the cluster: the queues of others are gone with what was in them. A member that
+    /// has just joined knows of nobody yet, and keeps to those it was told of when it did.
+    pub(crate) fn set_members(&self, members: Vec<Member>) {
+        if members.is_empty() {
+            return;
+        }
+        let mut queues = lock(&self.0.queues);
+        queues.retain(|id, _| members.iter().any(|member| member.id == *id));
+        for member in members.iter().filter(|member| member.id != self.0.own) {
+            queues.entry(member.id).or_insert_with(|| Arc::new(Queue::default()));
+        }
+        drop(queues);
+        self.0.members.send_replace(members.into());
+    }
+
+    pub(crate) fn members(&self) -> Arc<[Member]> {
+        self.0.members.borrow().clone()
+    }
+
+    pub(crate) fn watch_members(&self) -> watch::Receiver<Arc<[Member]>> {
+        self.0.members.subscribe()
+    }
+
+    pub(crate) fn queue(&self, to: MemberId) -> Option<Arc<Queue>> {
+        lock(&self.0.queues).get(&to).cloned()
+    }
+}
+
+/// Messages that wait for one peer. Bounded: when it is full the oldest go, because newer ones say what they said.
+#[derive(Default)]
+pub(crate) struct Queue {
+    waiting: Mutex<Waiting>,
+    filled: Notify,
+}
+
+#[derive(Default)]
+struct Waiting {
+    messages: VecDeque<Bytes>,
+    bytes: usize,
+    dropped: u64,
+}
+
+impl Queue {
+    fn push(&self, message: Bytes) {
+        let mut waiting = lock(&self.waiting);
+        waiting.bytes += message.len();
+        waiting.messages.push_back(message);
+        while waiting.messages.len() > 1
+            && (waiting.messages.len() > limits::PEER_QUEUE_MESSAGES || waiting.bytes > limits::PEER_QUEUE_BYTES)
+        {
+            let Some(oldest) = waiting.messages.pop_front() else { break };
+            waiting.bytes -= oldest.len();
+            waiting.dropped += 1;
+        }
+    }
+
+    /// The next batch: at least one message, and as many as fit. Waits for the first.
+    pub(crate) async fn next_batch(&self) -> Vec<Bytes> {
+        loop {
+            let batch = self.take_batch();
+            if !batch.is_empty() {
+                return batch;
+            }
+            self.filled.notified().await;
+        }
+    }
+
+    fn take_batch(&self) -> Vec<Bytes> {
+        let mut waiting = lock(&self.waiting);
+        let mut batch = Vec::new();
+        let mut bytes = 0;
+        while let Some(next) = waiting.messages.front() {
+            bytes += next.len();
+            if !batch.is_empty() && bytes > limits::PEER_BATCH_BYTES {
+                break;
+            }
+            let Some(message) = waiting.messages.pop_front() else { break };
+            waiting.bytes -= message.len();
+            batch.push(message);
+        }
+        batch
+    }
+
+    /// How many had to go because nobody took them.
+    pub(crate) fn take_dropped(&self) -> u64 {
+        std::mem::take(&mut lock(&self.waiting).dropped)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(id: MemberId) -> Member {
+        Member { id, name: String::new(), peer_urls: Vec::new(), client_urls: Vec::new(), learner: false }
+    }
+
+    fn outbox() -> Outbox {
+        let (outbox, _) = Outbox::new(1, 64 << 20);
+        outbox.set_members(vec![member(1), member(2), member(3)]);
+        outbox
+    }
+
+    #[test]
+    fn messages_go_to_their_peers_in_order_and_to_nobody_else() {
+        let outbox = outbox();
+        let message = |text: &'static str| Bytes::from_static(text.as_bytes());
+        outbox.send([(2, message("a")), (3, message("b")), (2, message("c")), (9, message("d")), (1, message("e"))]);
+        assert_eq!(outbox.queue(2).unwrap().take_batch(), ["a", "c"]);
+        assert_eq!(outbox.queue(3).unwrap().take_batch(), ["b"]);
+        assert!(outbox.queue(1).is_none() && outbox.queue(9).is_none());
+        outbox.set_members(vec![member(1), member(3)]);
+        assert!(outbox.queue(2).is_none());
+        outbox.set_members(Vec::new());
+        assert_eq!(outbox.members().len(), 2, "there is no cluster of none");
+    }
+
+    #[test]
+    fn a_queue_that_nobody_empties_keeps_the_newest_and_stays_small() {
+        let outbox = outbox();
+        let large = Bytes::from(vec![0; limits::PEER_QUEUE_BYTES / 4]);
+        outbox.send((0..9).map(|_| (2, large.clone())));
+        outbox.send([(2, Bytes::from_static(b"newest"))]);
+        let queue = outbox.queue(2).unwrap();
+        assert!(lock(&queue.waiting).bytes <= limits::PEER_QUEUE_BYTES);
+        assert_eq!(lock(&queue.waiting).messages.back().unwrap(), "newest");
+        assert_eq!(queue.take_dropped(), 6);
+        outbox.send((0..2 * limits::PEER_QUEUE_MESSAGES).map(|_| (2, Bytes::from_static(b"x"))));
+        assert_eq!(lock(&queue.waiting).messages.len(), limits::PEER_QUEUE_MESSAGES);
+    }
+
+    #[test]
+    fn a_batch_is_bounded_but_never_empty() {
+        let outbox = outbox();
+        let large = Bytes::from(vec![0; limits::PEER_BATCH_BYTES + 1]);
+        let small = Bytes::from(vec![0; limits::PEER_BATCH_BYTES / 4]);
+        outbox.send([
+            (2, large),
+            (2, small.clone()),
+            (2, small.clone()),
+            (2, small.clone()),
+            (2, small.clone()),
+            (2, small),
+        ]);
+        let queue = outbox.queue(2).unwrap();
+        let counts: Vec<_> = std::iter::from_fn(|| Some(queue.take_batch().len()).filter(|count| *count > 0)).collect();
+        assert_eq!(counts, [1, 4, 1]);
+    }
+
+    #[test]
+    fn what_no_peer_would_take_is_not_sent() {
+        let (outbox, _) = Outbox::new(1, 10);
+        outbox.set_members(vec![member(2)]);
+        outbox.send([(2, Bytes::from_static(b"eleven byte")), (2, Bytes::from_static(b"ten bytes."))]);
+        assert_eq!(outbox.queue(2).unwrap().take_batch(), ["ten bytes."]);
+    }
+}

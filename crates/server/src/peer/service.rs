@@ -1,0 +1,210 @@
+//! What other members call: the peer port.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tenure_api::tenure::peer::v1::messages_response::Answer as MessagesAnswer;
+use tenure_api::tenure::peer::v1::peer_server::{Peer, PeerServer};
+use tenure_api::tenure::peer::v1::snapshot_request::Part;
+use tenure_api::tenure::peer::v1::snapshot_response::Answer as SnapshotAnswer;
+use tenure_api::tenure::peer::v1::{
+    FetchPeersRequest, FetchPeersResponse, Hello, JoinRequest, JoinResponse, LeaveRequest, LeaveResponse,
+    MessagesRequest, MessagesResponse, SnapshotRequest, SnapshotResponse,
+};
+use tenure_machine::MemberId;
+use tenure_replica::Input;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::admission::Admission;
+use super::greeting::Greeter;
+use super::receive_snapshot::Arrivals;
+use super::{GREETING_TIMEOUT, Host};
+
+/// A cheap handle: each connection has its own.
+#[derive(Clone)]
+pub(crate) struct PeerService<H> {
+    greeter: Greeter<H>,
+    admission: Admission<H>,
+    arrivals: Arc<Arrivals>,
+    incoming: Arc<Incoming>,
+}
+
+impl<H: Host> PeerService<H> {
+    pub(crate) fn new(greeter: Greeter<H>, arrivals: Arc<Arrivals>, incoming: Arc<Incoming>) -> PeerService<H> {
+        let admission = Admission::new(greeter.clone());
+        PeerService { greeter, admission, arrivals, incoming }
+    }
+
+    pub(crate) fn server(self, message_bytes: usize) -> PeerServer<PeerService<H>> {
+        PeerServer::new(self).max_decoding_message_size(message_bytes)
+    }
+
+    /// The first message of a stream.
+    async fn first<T>(stream: &mut Streaming<T>) -> Result<T, Status> {
+        match tokio::time::timeout(GREETING_TIMEOUT, stream.message()).await {
+            Ok(first) => first?.ok_or_else(|| Status::invalid_argument("nothing was said")),
+            Err(_) => Err(Status::deadline_exceeded("nothing was said")),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl<H: Host> Peer for PeerService<H> {
+    type MessagesStream = ReceiverStream<Result<MessagesResponse, Status>>;
+
+    async fn messages(
+        &self,
+        request: Request<Streaming<MessagesRequest>>,
+    ) -> Result<Response<Self::MessagesStream>, Status> {
+        let mut requests = request.into_inner();
+        let hello = Self::first(&mut requests).await?.hello.ok_or_else(no_hello)?;
+        let (answers, stream) = mpsc::channel(2);
+        let answer = match self.greeter.receive(&hello).await {
+            Ok(welcome) => {
+                let (from, host) = (hello.from, self.greeter.host.clone());
+                let reading = answers.clone();
+                let task = tokio::spawn(async move {
+                    if let Err(status) = read_messages(requests, from, &host).await {
+                        tracing::info!(from = format!("{from:x}"), "a peer's stream ended: {}", status.message());
+                        let _ = reading.send(Err(status)).await;
+                    }
+                });
+                self.incoming.replace(Kind::Messages, from, task).await;
+                MessagesAnswer::Welcome(welcome)
+            }
+            Err(refusal) => {
+                refused(&hello, &refusal.text);
+                MessagesAnswer::Refusal(refusal)
+            }
+        };
+        let _ = answers.try_send(Ok(MessagesResponse { answer: Some(answer) }));
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    type SnapshotStream = ReceiverStream<Result<SnapshotResponse, Status>>;
+
+    async fn snapshot(
+        &self,
+        request: Request<Streaming<SnapshotRequest>>,
+    ) -> Result<Response<Self::SnapshotStream>, Status> {
+        let mut parts = request.into_inner();
+        let Some(Part::Offer(offer)) = Self::first(&mut parts).await?.part else { return Err(no_hello()) };
+        let hello = offer.hello.clone().ok_or_else(no_hello)?;
+        let (answers, stream) = mpsc::channel(2);
+        match self.greeter.receive(&hello).await {
+            Ok(welcome) => {
+                let from = hello.from;
+                // What was cut of the one before is there when that one has ended.
+                self.incoming.end(Kind::Snapshot, from).await;
+                let (arrivals, host) = (self.arrivals.clone(), self.greeter.host.clone());
+                let task = tokio::spawn(async move {
+                    if let Err(status) = arrivals.receive(&host, from, offer, welcome, parts, &answers).await {
+                        tracing::info!(from = format!("{from:x}"), "a snapshot did not arrive: {}", status.message());
+                        let _ = answers.send(Err(status)).await;
+                    }
+                });
+                self.incoming.replace(Kind::Snapshot, from, task).await;
+            }
+            Err(refusal) => {
+                refused(&hello, &refusal.text);
+                let answer = SnapshotResponse { answer: Some(SnapshotAnswer::Refusal(refusal)) };
+                let _ = answers.try_send(Ok(answer));
+            }
+        }
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    async fn join(&self, request: Request<JoinRequest>) -> Result<Response<JoinResponse>, Status> {
+        self.admission.join(request.into_inner()).await.map(Response::new)
+    }
+
+    async fn fetch_peers(&self, _: Request<FetchPeersRequest>) -> Result<Response<FetchPeersResponse>, Status> {
+        Ok(Response::new(self.admission.peers()))
+    }
+
+    async fn leave(&self, request: Request<LeaveRequest>) -> Result<Response<LeaveResponse>, Status> {
+        self.admission.leave(request.into_inner()).await.map(Response::new)
+    }
+}
+
+async fn read_messages<H: Host>(
+    mut requests: Streaming<MessagesRequest>,
+    from: MemberId,
+    host: &H,
+) -> Result<(), Status> {
+    while let Some(request) = requests.message().await? {
+        for message in request.messages {
+            host.deliver(Input::Message { from, message });
+        }
+    }
+    Ok(())
+}
+
+fn no_hello() -> Status {
+    Status::invalid_argument("a stream begins with a greeting")
+}
+
+fn refused(hello: &Hello, text: &str) {
+    tracing::warn!(from = format!("{:x}", hello.from), "refused a peer: {text}");
+}
+
+/// The streams that peers have open here. Of each kind a peer has one: the newest.
+pub(crate) struct Incoming {
+    open: Mutex<HashMap<(Kind, MemberId), JoinHandle<()>>>,
+    arrivals: Arc<Arrivals>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Kind {
+    Messages,
+    Snapshot,
+}
+
+impl Incoming {
+    pub(crate) fn new(arrivals: Arc<Arrivals>) -> Incoming {
+        Incoming { open: Mutex::default(), arrivals }
+    }
+
+    /// Ends the streams of all who are no members any more.
+    pub(crate) fn keep(&self, is_member: impl Fn(MemberId) -> bool) {
+        self.arrivals.keep(&is_member);
+        self.lock().retain(|(_, from), task| {
+            let stays = is_member(*from);
+            if !stays {
+                task.abort();
+            }
+            stays
+        });
+    }
+
+    async fn replace(&self, kind: Kind, from: MemberId, task: JoinHandle<()>) {
+        let before = self.lock().insert((kind, from), task);
+        end(before).await;
+    }
+
+    /// Returns when it has ended.
+    async fn end(&self, kind: Kind, from: MemberId) {
+        let before = self.lock().remove(&(kind, from));
+        end(before).await;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<(Kind, MemberId), JoinHandle<()>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn end(task: Option<JoinHandle<()>>) {
+    if let Some(task) = task {
+        task.abort();
+        let _ = task.await;
+    }
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        self.lock().values().for_each(JoinHandle::abort);
+    }
+}
