@@ -13,6 +13,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use tenure_machine::{Command, LeaseId, Leave, Machine, MemberId};
 
+use crate::checkpoint::Checkpoints;
 use crate::config::{Boot, Config, decode_configuration};
 use crate::deadlines::Deadlines;
 use crate::forward::{Forwards, Greeted};
@@ -82,6 +83,7 @@ pub struct Replica {
     pub(crate) reads: Reads,
     pub(crate) queued: Queued,
     pub(crate) deadlines: Deadlines,
+    pub(crate) checkpoints: Checkpoints,
     pub(crate) hub: Hub,
     pub(crate) lock_hub: LockHub,
     /// The streams that carry a lease's session at this member.
@@ -179,6 +181,7 @@ impl Replica {
             reads: Reads::default(),
             queued: Queued::default(),
             deadlines: Deadlines::default(),
+            checkpoints: Checkpoints::default(),
             lock_hub: LockHub::default(),
             sessions: BTreeMap::new(),
             persist_asked: 0,
@@ -297,6 +300,7 @@ impl Replica {
         }
         if self.leading {
             self.expire_due();
+            self.checkpoint_due();
             self.compact_history();
         }
     }
@@ -488,7 +492,8 @@ impl Replica {
             self.history_samples.clear();
             // In another term they would expire nothing.
             self.unsent.retain(|unsent| !matches!(unsent.waits, Waits::Expiry(_)));
-            let mut calls: Vec<CallId> = self.deadlines.clear().into_iter().filter_map(Asker::call).collect();
+            let askers = self.deadlines.clear().into_iter().chain(self.checkpoints.clear());
+            let mut calls: Vec<CallId> = askers.filter_map(Asker::call).collect();
             calls.extend(self.reads.take_questions());
             for call in calls {
                 self.fail(call, Failure::LeaderChanged);
