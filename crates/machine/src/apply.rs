@@ -144,6 +144,14 @@ impl View {
             Command::ForceRelease { name, token } => self.force_release(change, name, *token),
             Command::ForgetLock { name } => self.forget_lock(name),
             Command::ResumeSession { lease } => self.resume_session(*lease),
+            Command::LeaseCheckpoint { term: proposed, .. } if *proposed != term => Ok(Reply::LeasesCheckpointed),
+            Command::LeaseCheckpoint { left_ms, .. } => {
+                self.check_sound()?;
+                for (lease, left_ms) in left_ms {
+                    self.leases.checkpoint(*lease, *left_ms);
+                }
+                Ok(Reply::LeasesCheckpointed)
+            }
             Command::ChangeMembers(change) => self.change_members(change).map(|()| Reply::MembersChanged),
         }
     }

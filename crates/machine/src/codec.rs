@@ -121,6 +121,15 @@ fn encode_command(command: &Command, into: &mut Vec<u8>) {
             into.push(17);
             encode_change(change, into);
         }
+        Command::LeaseCheckpoint { term, left_ms } => {
+            into.push(18);
+            put_varint(into, *term);
+            put_varint(into, left_ms.len() as u64);
+            for (lease, left_ms) in left_ms {
+                put_signed(into, *lease);
+                put_varint(into, *left_ms);
+            }
+        }
     }
 }
 
@@ -441,6 +450,12 @@ impl Decoder<'_> {
             14 => Command::ForgetLock { name: self.bytes()? },
             15 => Command::ResumeSession { lease: self.reader.signed()? },
             16 => Command::Lock(self.lock()?),
+            18 => {
+                let term = self.reader.varint()?;
+                let count = self.reader.count()?;
+                let left_ms = (0..count).map(|_| Ok((self.reader.signed()?, self.reader.varint()?)));
+                Command::LeaseCheckpoint { term, left_ms: left_ms.collect::<ReadResult<_>>()? }
+            }
             17 => Command::ChangeMembers(decode_change(&mut self.reader, true)?),
             _ => return Err("unknown command"),
         })

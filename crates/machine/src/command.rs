@@ -66,6 +66,12 @@ pub enum Command {
     ResumeSession {
         lease: LeaseId,
     },
+    /// Proposed by the leader of `term`: what is left of these leases, and for how long the next leader is to give
+    /// them time. As much as the TTL or more: they were renewed. A no-op in any other term.
+    LeaseCheckpoint {
+        term: u64,
+        left_ms: Vec<(LeaseId, u64)>,
+    },
     /// What the state notes of a change of members. It travels with the change of raft's configuration, in one
     /// entry, but for an update, which changes no configuration.
     ChangeMembers(MemberChange),

@@ -1,7 +1,8 @@
 //! Leases: what is granted, and which keys hang on each.
 //!
 //! The machine knows no deadlines: the leader keeps those, and ends leases by a command. What is
-//! replicated is that a lease exists, its TTL, and its keys. The keys are exactly those whose live
+//! replicated is that a lease exists, its TTL, what was left of a long one when the leader noted it last, and its
+//! keys. The keys are exactly those whose live
 //! version names the lease, so a snapshot need not store them.
 
 use imbl::{OrdMap, OrdSet};
@@ -21,6 +22,8 @@ pub(crate) struct Lease {
     pub client: SharedBytes,
     /// How often a stream has taken up the session that lives by this lease.
     pub epoch: u64,
+    /// What was left of it when the leader noted that last; all of it if that was never, or it was renewed since.
+    pub left_ms: u64,
     keys: AttachedKeys,
 }
 
@@ -47,12 +50,20 @@ impl Leases {
         if self.contains(grant.lease) {
             return Err(Refusal::LeaseExists);
         }
-        self.restore(grant.lease, grant.ttl_ms, wall_ms, shared(&grant.client), 0);
+        self.leases.insert(grant.lease, Lease::new(grant.ttl_ms, wall_ms, shared(&grant.client)));
         Ok(())
     }
 
-    pub fn restore(&mut self, lease: LeaseId, ttl_ms: u64, granted_wall_ms: u64, client: SharedBytes, epoch: u64) {
-        self.leases.insert(lease, Lease { ttl_ms, granted_wall_ms, client, epoch, keys: AttachedKeys::None });
+    /// From a snapshot; its keys are attached later.
+    pub fn restore(&mut self, id: LeaseId, lease: Lease) {
+        self.leases.insert(id, lease);
+    }
+
+    /// Notes what is left of a lease, at most all of it. One that has ended is passed over.
+    pub fn checkpoint(&mut self, lease: LeaseId, left_ms: u64) {
+        if let Some(lease) = self.leases.get_mut(&lease) {
+            lease.left_ms = left_ms.min(lease.ttl_ms);
+        }
     }
 
     pub fn epoch(&self, lease: LeaseId) -> Option<u64> {
@@ -109,6 +120,10 @@ impl Leases {
 }
 
 impl Lease {
+    pub fn new(ttl_ms: u64, granted_wall_ms: u64, client: SharedBytes) -> Lease {
+        Lease { ttl_ms, granted_wall_ms, client, epoch: 0, left_ms: ttl_ms, keys: AttachedKeys::None }
+    }
+
     pub fn keys(&self) -> impl Iterator<Item = &SharedBytes> + '_ {
         let (one, many) = match &self.keys {
             AttachedKeys::None => (None, None),
@@ -138,7 +153,7 @@ mod tests {
     #[test]
     fn keys_come_and_go_in_order() {
         let mut leases = Leases::default();
-        leases.restore(7, 1000, 0, SharedBytes::default(), 0);
+        leases.restore(7, Lease::new(1000, 0, SharedBytes::default()));
         let (a, b, c) = (shared(b"a"), shared(b"b"), shared(b"c"));
         for (count, key) in [&c, &a, &b].into_iter().enumerate() {
             assert_eq!(leases.leases[&7].key_count(), count);

@@ -61,6 +61,7 @@ pub enum Reply {
         ttl_ms: u64,
     },
     MembersChanged,
+    LeasesCheckpointed,
     /// A forwarded command that had been applied before.
     Duplicate,
 }

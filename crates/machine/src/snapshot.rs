@@ -27,9 +27,11 @@ use crate::lock::{LockEntry, LockName, RecentHolder};
 use crate::{EventKind, KeyValue, LeaseId, LockEnd, MemberId, Revision, SharedBytes, View};
 
 /// The format of snapshots that this code writes, and the newest that it reads.
-pub const FORMAT: u8 = 2;
+pub const FORMAT: u8 = 3;
 /// Before there were sessions, slots and several names.
 const FIRST_FORMAT: u8 = 1;
+/// Before it was noted what is left of leases.
+const SECOND_FORMAT: u8 = 2;
 
 /// The view as a sequence of chunks of about `target_bytes` each, every one decodable by itself.
 pub fn chunks(view: View, target_bytes: usize) -> impl Iterator<Item = Vec<u8>> {
@@ -208,6 +210,7 @@ impl Writer {
             put_varint(&mut self.record, lease.granted_wall_ms);
             put_bytes(&mut self.record, &lease.client);
             put_varint(&mut self.record, lease.epoch);
+            put_varint(&mut self.record, lease.left_ms);
             chunk.add(&mut self.record, Some(&mut self.hasher));
             if chunk.is_full() {
                 return Place::Leases(Some(*id));

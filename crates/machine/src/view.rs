@@ -102,9 +102,14 @@ impl View {
         self.leases.leases.get(&lease).map_or(0, Lease::key_count)
     }
 
-    /// Every lease and its TTL, in the order of their ids, without collecting their keys.
-    pub fn lease_ttls_ms(&self) -> impl Iterator<Item = (LeaseId, u64)> + '_ {
-        self.leases.leases.iter().map(|(lease, found)| (*lease, found.ttl_ms))
+    /// Every lease, its TTL and what was left of it when that was noted last, in the order of their ids.
+    pub fn leases_left_ms(&self) -> impl Iterator<Item = (LeaseId, u64, u64)> + '_ {
+        self.leases.leases.iter().map(|(lease, found)| (*lease, found.ttl_ms, found.left_ms))
+    }
+
+    /// Of a lease that exists: what was left of it when that was noted last.
+    pub fn lease_left_ms(&self, lease: LeaseId) -> Option<u64> {
+        self.leases.leases.get(&lease).map(|lease| lease.left_ms)
     }
 
     pub fn lease_count(&self) -> u64 {

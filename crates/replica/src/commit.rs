@@ -78,6 +78,7 @@ impl Replica {
             Command::LeaseGrant(grant) => drop(self.granting.remove(&grant.lease)),
             Command::Alarm(_) => self.alarm_asked = false,
             Command::Compact { .. } => self.compact_asked = false,
+            Command::LeaseCheckpoint { left_ms, .. } => self.checkpointed(left_ms),
             _ => {}
         }
         let waits = match envelope.origin {
@@ -132,13 +133,13 @@ impl Replica {
     }
 
     /// The first entry of this member's term is applied: from here on it knows all that was granted
-    /// before. Nobody could renew during the election, so every lease starts anew, with a margin.
+    /// before. Nobody could renew during the election, so every lease starts anew, or from what was noted of it, with
+    /// a margin.
     pub(crate) fn begin_leading(&mut self) {
         self.leading = true;
-        let clock = self.running_ms();
         let margin = 2 * self.config.election_max_ms;
-        for (lease, ttl_ms) in self.machine.state().lease_ttls_ms() {
-            self.deadlines.set(lease, clock + ttl_ms + margin);
+        for (lease, ttl_ms, left_ms) in self.machine.state().leases_left_ms().collect::<Vec<_>>() {
+            self.give_time(lease, ttl_ms, left_ms + margin);
         }
         self.welcome_all();
     }
@@ -198,9 +199,11 @@ impl Replica {
             return;
         }
         match change {
-            LeaseChange::Granted { lease, ttl_ms } => self.deadlines.set(lease, self.running_ms() + ttl_ms),
+            LeaseChange::Granted { lease, ttl_ms } => self.give_time(lease, ttl_ms, ttl_ms),
             LeaseChange::Ended { lease } => {
-                for asker in self.deadlines.remove(lease) {
+                let mut askers = self.deadlines.remove(lease);
+                askers.extend(self.checkpoints.remove(lease));
+                for asker in askers {
                     self.tell_asker(asker, LeaderAnswer::KeptAlive { ttl_ms: None });
                 }
             }

@@ -5,6 +5,7 @@
 //! given, and touches no file and no socket, so a whole cluster runs in one thread of a simulation.
 #![forbid(unsafe_code)]
 
+mod checkpoint;
 mod commit;
 pub mod config;
 mod deadlines;
@@ -20,7 +21,9 @@ pub mod output;
 mod propose;
 mod question;
 mod read;
+mod ready;
 pub mod replica;
+mod role;
 pub mod status;
 mod transfer;
 mod watch;

@@ -20,8 +20,10 @@ use crate::{Answered, CallId, Failure, Output, Replica};
 
 /// How a silent member finds out that it was removed, in election timeouts.
 const SILENCE: u64 = 4;
-/// How long one that was removed while it led stays to help others to a leader, in election timeouts.
-const HELP: u64 = 20;
+/// How long one that was removed stays, in election timeouts: others who do not know yet may need its vote.
+const GRACE: u64 = 2;
+/// The same of one that led: perhaps nobody knows.
+const LEADERS_GRACE: u64 = 20;
 
 /// What this member knows of the cluster's membership beyond raft's configuration.
 #[derive(Default)]
@@ -30,11 +32,18 @@ pub(crate) struct Membership {
     told: Option<Vec<Member>>,
     /// Changes that are applied, but for the leaving of a joint configuration.
     entered: Vec<(CallId, u64)>,
-    /// Since when this member is no member any more, and whether it led then and nobody else may know.
-    removed: Option<(u64, bool)>,
-    is_removal_told: bool,
+    /// Set when this member is no member any more.
+    removal: Option<Removal>,
     /// When this member last asked whether it still is one.
     asked_ms: u64,
+}
+
+struct Removal {
+    /// When it is told, at the latest.
+    due_ms: u64,
+    /// It led then, and nobody else may know.
+    led: bool,
+    is_told: bool,
 }
 
 impl Membership {
@@ -233,8 +242,9 @@ impl Replica {
     /// Whoever has not been told anything yet was not removed, but is to join.
     pub(crate) fn note_removal(&mut self, led: bool) {
         if !self.is_member(self.config.member) && self.machine.applied_index() > 0 {
-            let since_ms = self.running_ms();
-            self.membership.removed.get_or_insert((since_ms, led));
+            let grace = if led { LEADERS_GRACE } else { GRACE };
+            let due_ms = self.running_ms() + grace * self.config.election_max_ms;
+            self.membership.removal.get_or_insert(Removal { due_ms, led, is_told: false });
         }
     }
 
@@ -246,12 +256,11 @@ impl Replica {
         }
     }
 
-    /// Whoever was removed while it led may be needed to elect another, who does not know yet.
     pub(crate) fn tell_removal(&mut self) {
-        let Some((since_ms, led)) = self.membership.removed else { return };
-        let has_helped = self.running_ms() - since_ms > HELP * self.config.election_max_ms;
-        if !self.membership.is_removal_told && (!led || has_helped || self.other_leader().is_some()) {
-            self.membership.is_removal_told = true;
+        let (now_ms, another_leads) = (self.running_ms(), self.other_leader().is_some());
+        let Some(removal) = self.membership.removal.as_mut().filter(|removal| !removal.is_told) else { return };
+        if now_ms >= removal.due_ms || (removal.led && another_leads) {
+            removal.is_told = true;
             self.outputs.push(Output::Removed);
         }
     }
@@ -265,7 +274,7 @@ impl Replica {
             return;
         }
         self.membership.asked_ms = now_ms;
-        if !self.is_member(self.config.member) && self.membership.removed.is_none() {
+        if !self.is_member(self.config.member) && self.membership.removal.is_none() {
             // Not yet one, so that nobody can know.
             return;
         }
@@ -290,11 +299,13 @@ impl Replica {
         }
         let is_voter = is_learner(self.node.store().configuration(), from) == Some(false);
         let was_member = self.is_member(self.config.member);
-        let since_ms = self.running_ms();
-        match &mut self.membership.removed {
+        let due_ms = self.running_ms();
+        match &mut self.membership.removal {
             // A voter knows, and can lead: this member is needed no more.
-            Some((_, led)) => *led &= !(is_voter && applied >= own),
-            removed if was_member && applied > own => *removed = Some((since_ms, false)),
+            Some(removal) if is_voter && applied >= own => removal.due_ms = removal.due_ms.min(due_ms),
+            removal @ None if was_member && applied > own => {
+                *removal = Some(Removal { due_ms, led: false, is_told: false });
+            }
             _ => {}
         }
     }

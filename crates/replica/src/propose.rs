@@ -181,6 +181,7 @@ impl Replica {
             _ => true,
         });
         self.deadlines.forget_calls(is_cancelled);
+        self.checkpoints.forget_calls(is_cancelled);
         for waiting in self.reads.take_calls(is_cancelled) {
             found.extend(waiting.what.call());
             self.give_up(&waiting.what);

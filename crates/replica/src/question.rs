@@ -106,7 +106,8 @@ impl Replica {
         self.tell_asker(asker, answer);
     }
 
-    /// None = its end is in flight, and the answer waits for the outcome.
+    /// None = the answer waits: for the outcome of its end, which is in flight, or until the next leader would give
+    /// it all of its time, too.
     fn keep_alive(&mut self, asker: Asker, lease: LeaseId, epoch: u64) -> Option<LeaderAnswer> {
         let state = self.machine.state();
         if epoch != 0 && state.session_epoch(lease).is_some_and(|current| current != epoch) {
@@ -117,7 +118,10 @@ impl Replica {
         }
         let ttl_ms = state.lease_ttl_ms(lease);
         if let Some(ttl_ms) = ttl_ms {
-            self.deadlines.set(lease, self.running_ms() + ttl_ms);
+            self.give_time(lease, ttl_ms, ttl_ms);
+            if self.waits_for_clearing(lease, asker) {
+                return None;
+            }
         }
         Some(LeaderAnswer::KeptAlive { ttl_ms })
     }

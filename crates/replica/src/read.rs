@@ -70,6 +70,7 @@ impl Replica {
                 }
             }
         }
+        self.propose_clearing();
     }
 
     /// None while the grant that the caller would be told of still stands.

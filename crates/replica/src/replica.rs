@@ -7,12 +7,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use raft::eraftpb::{ConfState, Entry, HardState as RaftHardState, Message, MessageType};
+use raft::eraftpb::HardState as RaftHardState;
 use raft::{RawNode, StateRole};
 use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{RngCore, SeedableRng};
+use rand_chacha::rand_core::SeedableRng;
 use tenure_machine::{Command, LeaseId, Leave, Machine, MemberId};
 
+use crate::checkpoint::Checkpoints;
 use crate::config::{Boot, Config, decode_configuration};
 use crate::deadlines::Deadlines;
 use crate::forward::{Forwards, Greeted};
@@ -22,15 +23,14 @@ use crate::log::Log;
 use crate::members::Membership;
 use crate::message::{self, PeerMessage};
 use crate::propose::{Proposals, Queued, Unsent, Waits};
-use crate::question::{Asker, PeerAnswers, Question, Questions};
+use crate::question::{PeerAnswers, Question, Questions};
 use crate::read::{Confirmed, Reads};
+use crate::ready::raft_entry;
+use crate::role::{election_ticks, is_only_voter};
 use crate::status::Roles;
 use crate::transfer::Transfer;
 use crate::watch::Hub;
-use crate::{
-    Answer, Answered, CallId, Consistency, Failure, HardState, Input, LogEntry, Now, Output, Persist, Read,
-    SessionNotice, StreamId,
-};
+use crate::{Answer, Answered, CallId, Consistency, Failure, Input, Now, Output, Read, StreamId};
 
 /// History events freed in a tick after a compaction, beside those that each command frees.
 const TRIM_EVENTS: usize = 256;
@@ -82,6 +82,7 @@ pub struct Replica {
     pub(crate) reads: Reads,
     pub(crate) queued: Queued,
     pub(crate) deadlines: Deadlines,
+    pub(crate) checkpoints: Checkpoints,
     pub(crate) hub: Hub,
     pub(crate) lock_hub: LockHub,
     /// The streams that carry a lease's session at this member.
@@ -179,6 +180,7 @@ impl Replica {
             reads: Reads::default(),
             queued: Queued::default(),
             deadlines: Deadlines::default(),
+            checkpoints: Checkpoints::default(),
             lock_hub: LockHub::default(),
             sessions: BTreeMap::new(),
             persist_asked: 0,
@@ -247,26 +249,6 @@ impl Replica {
         self.now.monotonic_ms - self.paused_ms
     }
 
-    pub(crate) fn is_leader(&self) -> bool {
-        self.node.raft.state == StateRole::Leader
-    }
-
-    pub(crate) fn is_only_voter(&self) -> bool {
-        is_only_voter(self.config.member, self.node.store().configuration())
-    }
-
-    /// Whether something was heard of another member lately.
-    pub(crate) fn is_active(&self, member: MemberId) -> bool {
-        let heard_ms = self.heard_ms.get(&member);
-        heard_ms.is_some_and(|heard_ms| self.running_ms() - heard_ms <= 2 * self.config.election_max_ms)
-    }
-
-    /// Nobody else is there, not even a learner.
-    pub(crate) fn is_alone(&self) -> bool {
-        let configuration = self.node.store().configuration();
-        self.is_only_voter() && configuration.learners.is_empty() && configuration.learners_next.is_empty()
-    }
-
     pub(crate) fn pass_time(&mut self, now: Now) {
         let before = self.now.monotonic_ms;
         self.now = Now { monotonic_ms: now.monotonic_ms.max(before), wall_ms: now.wall_ms };
@@ -297,26 +279,8 @@ impl Replica {
         }
         if self.leading {
             self.expire_due();
+            self.checkpoint_due();
             self.compact_history();
-        }
-    }
-
-    /// Raft takes it for granted that all it has is durable and counted as applied when it begins an election. That
-    /// is not so while a snapshot is being installed, nor for a member that can win without asking anybody.
-    pub(crate) fn may_campaign(&self) -> bool {
-        let is_durable = self.persist_done == self.persist_asked;
-        self.is_leader() || (self.installing.is_none() && (is_durable || !self.is_only_voter()))
-    }
-
-    /// Rule 14: a leader that cannot write its log must not keep others from leading.
-    pub(crate) fn step_down_if_log_hangs(&mut self) {
-        let hangs = self
-            .unpersisted_since_ms
-            .is_some_and(|since_ms| self.running_ms().saturating_sub(since_ms) > self.config.election_max_ms);
-        if hangs && self.is_leader() && !self.is_only_voter() {
-            let term = self.node.raft.term;
-            self.node.raft.become_follower(term, raft::INVALID_ID);
-            self.note_role();
         }
     }
 
@@ -424,155 +388,6 @@ impl Replica {
         }
     }
 
-    fn take_raft_message(&mut self, from: MemberId, message: Message) {
-        if message.to == self.config.member
-            && message.from == from
-            && message::is_sound(&message, self.node.raft.raft_log.last_index())
-            && (message.msg_type() != MessageType::MsgTimeoutNow || self.may_campaign())
-        {
-            let _ = self.node.step(message);
-            self.note_role();
-            if self.node.raft.leader_id == from {
-                self.heard_leader_ms = self.running_ms();
-            }
-        }
-    }
-
-    /// Turns raft until it stands still.
-    pub(crate) fn crank(&mut self) {
-        loop {
-            self.note_role();
-            if self.unsent_due_ms().is_some_and(|due_ms| due_ms <= self.running_ms()) {
-                self.send_unsent();
-            }
-            self.send_forwards();
-            self.send_questions();
-            self.issue_reads();
-            if !self.node.has_ready() {
-                break;
-            }
-            self.take_ready();
-            if self.failed {
-                break;
-            }
-        }
-    }
-
-    pub(crate) fn note_role(&mut self) {
-        let leader = (self.node.raft.leader_id, self.node.raft.term);
-        if leader != self.leader {
-            self.leader = leader;
-            self.tell_sessions_of_leader();
-            self.tell_transfers();
-            self.reads.begin_again();
-        }
-        self.note_own_role();
-    }
-
-    /// Rule 16: the election timeout is drawn when role or term changes, and only then.
-    fn note_own_role(&mut self) {
-        let role = (self.node.raft.state, self.node.raft.term);
-        if role == self.role {
-            return;
-        }
-        self.role = role;
-        let (low, high) = election_ticks(&self.config);
-        let ticks = low + (self.random.next_u64() % (high - low) as u64) as usize;
-        self.node.raft.set_randomized_election_timeout(ticks);
-        (self.alarm_asked, self.compact_asked) = (false, false);
-        self.granting.clear();
-        self.greeted = Greeted::default();
-        self.delivered.clear();
-        if self.leading {
-            self.leading = false;
-            self.history_samples.clear();
-            // In another term they would expire nothing.
-            self.unsent.retain(|unsent| !matches!(unsent.waits, Waits::Expiry(_)));
-            let mut calls: Vec<CallId> = self.deadlines.clear().into_iter().filter_map(Asker::call).collect();
-            calls.extend(self.reads.take_questions());
-            for call in calls {
-                self.fail(call, Failure::LeaderChanged);
-            }
-        }
-    }
-
-    fn tell_sessions_of_leader(&mut self) {
-        let notice = SessionNotice::LeaderChanged { leader: self.node.raft.leader_id, term: self.node.raft.term };
-        for stream in self.sessions.values() {
-            self.outputs.push(Output::Session { stream: *stream, notice: notice.clone() });
-        }
-    }
-
-    pub(crate) fn take_ready(&mut self) {
-        let mut ready = self.node.ready();
-        let number = ready.number();
-        self.last_ready = number;
-        for message in ready.take_messages() {
-            self.send(&message);
-        }
-        let mut messages = Vec::new();
-        for message in ready.take_persisted_messages() {
-            match message.msg_type() {
-                // A question promises nothing, and need not wait until something is durable.
-                MessageType::MsgReadIndex => self.send(&message),
-                // Of a leader that is none any more.
-                MessageType::MsgSnapshot => {}
-                _ => messages.push((message.to, message::encode_raft(&message))),
-            }
-        }
-        let hard_state = ready.hs().map(|state| HardState { term: state.term, vote: state.vote, commit: state.commit });
-        let entries = ready.take_entries();
-        let sync = ready.must_sync();
-        let snapshot = self.begin_install(number, ready.snapshot());
-        self.node.mut_store().append(&entries);
-        let read_states = ready.take_read_states();
-        let committed = ready.take_committed_entries();
-        let is_leader = self.is_leader();
-        self.node.advance_append_async(ready);
-        // Rule 5: all that must be durable, or must wait for what is, goes through the log in order.
-        // Of what a leader has to say only the commit index is left out: it is found again by itself.
-        if sync || !entries.is_empty() || !messages.is_empty() || (!is_leader && hard_state.is_some()) {
-            let entries = entries.into_iter().map(log_entry).collect();
-            self.persist_asked = number;
-            self.unpersisted_since_ms.get_or_insert(self.now.monotonic_ms - self.paused_ms);
-            self.outputs.push(Output::Persist(Persist { number, snapshot, hard_state, entries, sync, messages }));
-        } else if self.persist_asked == self.persist_done {
-            self.node.on_persist_ready(number);
-        }
-        if snapshot.is_some() {
-            self.adopt();
-        }
-        for read_state in read_states {
-            if let Some(context) = self.own_context(&read_state.request_ctx) {
-                self.reads.confirm(context, read_state.index);
-            }
-        }
-        self.apply(committed);
-        self.do_confirmed();
-    }
-
-    pub(crate) fn persisted(&mut self, number: u64) {
-        if number <= self.persist_done {
-            return;
-        }
-        self.persist_done = number;
-        let all_done = number >= self.persist_asked;
-        self.unpersisted_since_ms = (!all_done).then_some(self.running_ms());
-        // Readys behind the last one that went to the log had nothing to persist.
-        self.node.on_persist_ready(if all_done { self.last_ready } else { number });
-        self.installed(number);
-    }
-
-    fn send(&mut self, message: &Message) {
-        let (to, bytes) = (message.to, message::encode_raft(message));
-        self.outputs.push(match message.msg_type() {
-            MessageType::MsgSnapshot => {
-                Output::SendSnapshot { to, index: message.get_snapshot().get_metadata().index, message: bytes }
-            }
-            _ => Output::Send { to, message: bytes },
-        });
-    }
-
     pub(crate) fn answer(&mut self, call: CallId, result: Result<Answered, Failure>) {
         self.answer_at(call, self.machine.state().revision(), result);
     }
@@ -611,36 +426,5 @@ impl Replica {
             wake = wake.min(now_ms + self.config.tick_ms);
         }
         wake.max(now_ms + 1)
-    }
-}
-
-fn is_only_voter(member: MemberId, configuration: &ConfState) -> bool {
-    configuration.voters == [member] && configuration.voters_outgoing.is_empty()
-}
-
-/// The election timeout lies in this range of ticks, its end excluded: raft insists on it.
-fn election_ticks(config: &Config) -> (usize, usize) {
-    let low = (config.election_min_ms / config.tick_ms).max(2) as usize;
-    (low, ((config.election_max_ms / config.tick_ms) as usize).max(low + 1))
-}
-
-fn raft_entry(entry: LogEntry) -> Entry {
-    Entry {
-        entry_type: entry.kind as i32,
-        term: entry.term,
-        index: entry.index,
-        data: entry.data.into(),
-        context: entry.context.into(),
-        ..Default::default()
-    }
-}
-
-fn log_entry(entry: Entry) -> LogEntry {
-    LogEntry {
-        index: entry.index,
-        term: entry.term,
-        kind: entry.entry_type as u8,
-        data: entry.data.into(),
-        context: entry.context.into(),
     }
 }

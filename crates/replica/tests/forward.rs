@@ -226,11 +226,12 @@ fn a_leader_refuses_what_a_follower_forwards() {
     assert_eq!(cluster.outcomes[&refused], Some(Failure::Refused(Refusal::NoSpace)));
     // There is room again; what was refused does not come in by a copy that was held up.
     let delete = Command::Delete(Delete { keys: Keys::One(Bytes::from_static(b"big")), prev_kv: false });
-    cluster.propose(follower, Asked::Other, delete);
+    // (By the leader itself: whatever the follower forwards says what it is through with.)
+    cluster.propose(leader, Asked::Other, delete);
     cluster.run(50);
-    cluster.propose(follower, Asked::Other, Command::Compact { revision: 3 });
+    cluster.propose(leader, Asked::Other, Command::Compact { revision: 3 });
     let clear = AlarmChange::Clear(Alarm { member: 0, kind: AlarmKind::NoSpace });
-    cluster.propose(follower, Asked::Other, Command::Alarm(clear));
+    cluster.propose(leader, Asked::Other, Command::Alarm(clear));
     cluster.run(50);
     assert!(!cluster.copies.is_empty());
     cluster.deliver_copies();

@@ -143,11 +143,9 @@ fn three_members_become_one() {
     let (mut cluster, leader, _) = cluster(3);
     let others: Vec<_> = MEMBERS.into_iter().filter(|member| *member != leader).collect();
     assert_eq!(changed(&mut cluster, leader, remove(others[0])), None);
-    cluster.run(100);
-    assert!(cluster.hosts[&others[0]].is_removed);
+    cluster.run_until("it is told", |cluster| cluster.hosts[&others[0]].is_removed);
     assert_eq!(changed(&mut cluster, others[1], remove(others[1])), None);
-    cluster.run(100);
-    assert!(cluster.hosts[&others[1]].is_removed);
+    cluster.run_until("it is told", |cluster| cluster.hosts[&others[1]].is_removed);
     check_members(&mut cluster, &[leader], &[]);
     answers_well(&mut cluster, leader);
     assert_eq!(changed(&mut cluster, leader, remove(leader)), Some(Failure::NotEnoughMembers));
@@ -203,6 +201,39 @@ fn a_leader_that_was_removed_by_another_before_it_steps_down() {
         assert_eq!(cluster.hosts[&doomed].is_removed, is_removed, "seed {seed}");
     }
     assert!(led > 10, "{led}");
+}
+
+/// Of two, one is removed while it leads. If it went at once, the other might never hear of it, and wait for its vote.
+#[test]
+fn a_removed_leader_stays_until_another_knows() {
+    let mut removed = 0;
+    for seed in 0..60 {
+        let mut cluster = Cluster::of(seed, small_config(), &[1, 2], &[]);
+        let old = cluster.wait_for_leader();
+        cluster.run(100);
+        let doomed = 3 - old;
+        // The entry arrives, but the news of that does not, until the leader gives up.
+        cluster.cut.push((doomed, old));
+        cluster.change(old, remove(doomed));
+        cluster.run_until("it gives up", |cluster| cluster.status(old).leader != old);
+        cluster.heal();
+        let is_out = |cluster: &Cluster| cluster.status(doomed).voters[..] == [old];
+        cluster.run_until("it is out", |cluster| is_out(cluster) || cluster.status(old).voters[..] == [old]);
+        removed += u64::from(is_out(&cluster) && cluster.status(doomed).term > cluster.status(old).term - 1);
+        cluster.cut.extend([(doomed, old), (old, doomed)]);
+        for _ in 0..300 {
+            cluster.run(1);
+            if cluster.hosts.get(&doomed).is_some_and(|host| host.is_removed) {
+                cluster.stop(doomed);
+            }
+        }
+        cluster.heal();
+        cluster.run_until("the other leads", |cluster| {
+            cluster.status(old).leader == old && cluster.status(old).voters[..] == [old]
+        });
+        answers_well(&mut cluster, old);
+    }
+    assert!(removed > 10, "{removed}");
 }
 
 /// The news of its removal misses a member: it finds out when it hears from nobody, however often it restarts.
@@ -281,6 +312,9 @@ fn several_change_at_once() {
         cluster.run(300);
         let is_made = !cluster.status(now).voters.contains(&third);
         assert!(cluster.outcomes[&call].is_some() || is_made, "seed {seed}: {:?}", cluster.outcomes[&call]);
+        if let Some(told) = cluster.told_members.get(&call) {
+            assert_eq!(told.len(), 3, "seed {seed}: told when it is all done");
+        }
         if is_made {
             let mut voters = vec![leader, 4, 5];
             voters.sort_unstable();

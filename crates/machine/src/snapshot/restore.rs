@@ -10,10 +10,11 @@ use bytes::Bytes;
 use imbl::{OrdSet, Vector};
 use smallvec::SmallVec;
 
-use super::{FIRST_FORMAT, FORMAT, SnapshotError, tag};
+use super::{FIRST_FORMAT, FORMAT, SECOND_FORMAT, SnapshotError, tag};
 use crate::codec::{decode_alarm, decode_member, decode_mode};
 use crate::encoding::{ReadResult, Reader};
 use crate::hash::RecordHasher;
+use crate::lease::Lease;
 use crate::lock::{LockEntry, RecentHolder, entry_key};
 use crate::mvcc::keys::tombstone;
 use crate::mvcc::{EMPTY_REVISION, Store, shared};
@@ -30,7 +31,7 @@ pub struct Restore {
     /// The revision that the events so far belong to.
     pending: Revision,
     events: SmallVec<[Event; 1]>,
-    is_first_format: bool,
+    format: u8,
 }
 
 impl Restore {
@@ -42,7 +43,7 @@ impl Restore {
             last_tag: 0,
             pending: 0,
             events: SmallVec::new(),
-            is_first_format: false,
+            format: FORMAT,
         }
     }
 
@@ -63,7 +64,7 @@ impl Restore {
     fn read_chunk(&mut self, bytes: &[u8]) -> ReadResult<()> {
         let mut reader = Reader::new(bytes);
         match reader.byte()? {
-            format @ FIRST_FORMAT..=FORMAT => self.is_first_format = format == FIRST_FORMAT,
+            format @ FIRST_FORMAT..=FORMAT => self.format = format,
             0 => return Err("not a snapshot"),
             _ => return Err("written in a newer format than this version can read"),
         }
@@ -105,8 +106,14 @@ impl Restore {
             tag::LEASE => {
                 let (lease, ttl_ms, wall_ms) = (reader.signed()?, reader.varint()?, reader.varint()?);
                 let client = shared(reader.bytes()?);
-                let epoch = if self.is_first_format { 0 } else { reader.varint()? };
-                self.view.leases.restore(lease, ttl_ms, wall_ms, client, epoch);
+                let epoch = if self.format == FIRST_FORMAT { 0 } else { reader.varint()? };
+                let left_ms = if self.format <= SECOND_FORMAT { ttl_ms } else { reader.varint()? };
+                if left_ms > ttl_ms {
+                    return Err("more is left of a lease than there was");
+                }
+                let mut restored = Lease::new(ttl_ms, wall_ms, client);
+                (restored.epoch, restored.left_ms) = (epoch, left_ms);
+                self.view.leases.restore(lease, restored);
             }
             tag::BASE => self.base(&mut reader)?,
             tag::PUT | tag::PUT_OF_BASE | tag::DELETE => self.event(tag, &mut reader)?,
@@ -241,9 +248,9 @@ impl Restore {
                 let wall_ms = reader.varint()?;
                 is_set.then_some(wall_ms)
             },
-            slot: if self.is_first_format { 0 } else { reader.small()? },
+            slot: if self.format == FIRST_FORMAT { 0 } else { reader.small()? },
             together: {
-                let names = if self.is_first_format { 0 } else { reader.count()? };
+                let names = if self.format == FIRST_FORMAT { 0 } else { reader.count()? };
                 (0..names).map(|_| reader.bytes().map(Bytes::copy_from_slice)).collect::<ReadResult<_>>()?
             },
         };

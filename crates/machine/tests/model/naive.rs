@@ -336,6 +336,9 @@ impl Naive {
             }
             Command::Publish(_) => Ok(Reply::Published),
             Command::ChangeMembers(_) => Ok(Reply::MembersChanged),
+            // Time is not part of this model.
+            Command::LeaseCheckpoint { term: proposed, .. } if *proposed != term => Ok(Reply::LeasesCheckpointed),
+            Command::LeaseCheckpoint { .. } => self.sound().map(|()| Reply::LeasesCheckpointed),
         }
     }
 

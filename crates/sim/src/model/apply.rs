@@ -72,6 +72,7 @@ impl Model {
             Command::ForceRelease { .. }
             | Command::ForgetLock { .. }
             | Command::ResumeSession { .. }
+            | Command::LeaseCheckpoint { .. }
             | Command::ChangeMembers(_) => {
                 unreachable!("nobody in this world sends {command:?}")
             }

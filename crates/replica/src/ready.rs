@@ -1,0 +1,134 @@
+//! Between raft and the driver: messages that come in, and what raft has ready, taken apart in the right order.
+
+use raft::eraftpb::{Entry, Message, MessageType};
+use tenure_machine::MemberId;
+
+use crate::message;
+use crate::{HardState, LogEntry, Output, Persist, Replica};
+
+impl Replica {
+    /// Turns raft until it stands still.
+    pub(crate) fn crank(&mut self) {
+        loop {
+            self.note_role();
+            if self.unsent_due_ms().is_some_and(|due_ms| due_ms <= self.running_ms()) {
+                self.send_unsent();
+            }
+            self.send_forwards();
+            self.send_questions();
+            self.issue_reads();
+            if !self.node.has_ready() {
+                break;
+            }
+            self.take_ready();
+            if self.failed {
+                break;
+            }
+        }
+    }
+
+    pub(crate) fn take_raft_message(&mut self, from: MemberId, message: Message) {
+        if message.to == self.config.member
+            && message.from == from
+            && message::is_sound(&message, self.node.raft.raft_log.last_index())
+            && (message.msg_type() != MessageType::MsgTimeoutNow || self.may_campaign())
+        {
+            let _ = self.node.step(message);
+            self.note_role();
+            if self.node.raft.leader_id == from {
+                self.heard_leader_ms = self.running_ms();
+            }
+        }
+    }
+
+    pub(crate) fn take_ready(&mut self) {
+        let mut ready = self.node.ready();
+        let number = ready.number();
+        self.last_ready = number;
+        for message in ready.take_messages() {
+            self.send(&message);
+        }
+        let mut messages = Vec::new();
+        for message in ready.take_persisted_messages() {
+            match message.msg_type() {
+                // A question promises nothing, and need not wait until something is durable.
+                MessageType::MsgReadIndex => self.send(&message),
+                // Of a leader that is none any more.
+                MessageType::MsgSnapshot => {}
+                _ => messages.push((message.to, message::encode_raft(&message))),
+            }
+        }
+        let hard_state = ready.hs().map(|state| HardState { term: state.term, vote: state.vote, commit: state.commit });
+        let entries = ready.take_entries();
+        let sync = ready.must_sync();
+        let snapshot = self.begin_install(number, ready.snapshot());
+        self.node.mut_store().append(&entries);
+        let read_states = ready.take_read_states();
+        let committed = ready.take_committed_entries();
+        let is_leader = self.is_leader();
+        self.node.advance_append_async(ready);
+        // Rule 5: all that must be durable, or must wait for what is, goes through the log in order.
+        // Of what a leader has to say only the commit index is left out: it is found again by itself.
+        if sync || !entries.is_empty() || !messages.is_empty() || (!is_leader && hard_state.is_some()) {
+            let entries = entries.into_iter().map(log_entry).collect();
+            self.persist_asked = number;
+            self.unpersisted_since_ms.get_or_insert(self.now.monotonic_ms - self.paused_ms);
+            self.outputs.push(Output::Persist(Persist { number, snapshot, hard_state, entries, sync, messages }));
+        } else if self.persist_asked == self.persist_done {
+            self.node.on_persist_ready(number);
+        }
+        if snapshot.is_some() {
+            self.adopt();
+        }
+        for read_state in read_states {
+            if let Some(context) = self.own_context(&read_state.request_ctx) {
+                self.reads.confirm(context, read_state.index);
+            }
+        }
+        self.apply(committed);
+        self.do_confirmed();
+    }
+
+    pub(crate) fn persisted(&mut self, number: u64) {
+        if number <= self.persist_done {
+            return;
+        }
+        self.persist_done = number;
+        let all_done = number >= self.persist_asked;
+        self.unpersisted_since_ms = (!all_done).then_some(self.running_ms());
+        // Readys behind the last one that went to the log had nothing to persist.
+        self.node.on_persist_ready(if all_done { self.last_ready } else { number });
+        self.installed(number);
+    }
+
+    fn send(&mut self, message: &Message) {
+        let (to, bytes) = (message.to, message::encode_raft(message));
+        self.outputs.push(match message.msg_type() {
+            MessageType::MsgSnapshot => {
+                Output::SendSnapshot { to, index: message.get_snapshot().get_metadata().index, message: bytes }
+            }
+            _ => Output::Send { to, message: bytes },
+        });
+    }
+}
+
+pub(crate) fn raft_entry(entry: LogEntry) -> Entry {
+    Entry {
+        entry_type: entry.kind as i32,
+        term: entry.term,
+        index: entry.index,
+        data: entry.data.into(),
+        context: entry.context.into(),
+        ..Default::default()
+    }
+}
+
+fn log_entry(entry: Entry) -> LogEntry {
+    LogEntry {
+        index: entry.index,
+        term: entry.term,
+        kind: entry.entry_type as u8,
+        data: entry.data.into(),
+        context: entry.context.into(),
+    }
+}
