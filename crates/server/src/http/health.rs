@@ -260,7 +260,7 @@ mod tests {
 
     impl Vitals for Patient {
         fn status(&self) -> Status {
-            self.status
+            Status::clone(&self.status)
         }
 
         fn read(

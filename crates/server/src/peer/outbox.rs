@@ -146,6 +146,14 @@ impl Queue {
         batch
     }
 
+    /// Drops what waits: whoever is not there will not need it when it comes.
+    pub(crate) fn clear(&self) {
+        let mut waiting = lock(&self.waiting);
+        waiting.dropped += waiting.messages.len() as u64;
+        waiting.messages.clear();
+        waiting.bytes = 0;
+    }
+
     /// How many had to go because nobody took them.
     pub(crate) fn take_dropped(&self) -> u64 {
         std::mem::take(&mut lock(&self.waiting).dropped)
@@ -196,6 +204,10 @@ mod tests {
         assert_eq!(queue.take_dropped(), 6);
         outbox.send((0..2 * limits::PEER_QUEUE_MESSAGES).map(|_| (2, Bytes::from_static(b"x"))));
         assert_eq!(lock(&queue.waiting).messages.len(), limits::PEER_QUEUE_MESSAGES);
+        queue.take_dropped();
+        queue.clear();
+        assert!(queue.take_batch().is_empty());
+        assert_eq!(queue.take_dropped(), limits::PEER_QUEUE_MESSAGES as u64);
     }
 
     #[test]

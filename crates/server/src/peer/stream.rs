@@ -64,7 +64,10 @@ impl<H: Host> MessageStream<H> {
                     );
                     self.send(requests, answers).await
                 }
-                Err(ended) => ended,
+                Err(ended) => {
+                    self.queue.clear();
+                    ended
+                }
             };
             // Said once, not at every try.
             if told.as_ref() != Some(&ended) {
