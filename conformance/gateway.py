@@ -14,7 +14,7 @@ import threading
 import time
 
 from received import TIMEOUT_S, take
-from report import Record
+from recorder import Recorder
 
 
 def b(text):
@@ -63,14 +63,7 @@ class Stream:
         self.socket.close()
 
 
-class Gateway:
-    def __init__(self, target, records):
-        self.target, self.records, self.section = target, records, ""
-
-    def fresh(self, section):
-        self.section = section
-        self.target.fresh()
-
+class Gateway(Recorder):
     def call(self, method, path, body=None, raw=None):
         connection = http.client.HTTPConnection("127.0.0.1", self.target.port, timeout=TIMEOUT_S)
         try:
@@ -112,11 +105,6 @@ class Gateway:
         except ValueError:
             return text
         return json.dumps(_without(value, drop, later), indent=1, sort_keys=True)
-
-    def record(self, title, text):
-        self.target.check_alive()
-        names = self.target.names
-        self.records.append(Record(self.section, names.apply(title), names.apply(text)))
 
 
 def _short(text):

@@ -23,7 +23,7 @@ import grpc
 from google.protobuf import json_format
 
 from received import TIMEOUT_S, take
-from report import Record
+from recorder import Recorder
 from stubs import Api, message
 
 LONG = re.compile(r'"([A-Za-z0-9+/]{2000,}=*)"')
@@ -65,14 +65,12 @@ class Stream:
         self.call.cancel()
 
 
-class Raw:
-    def __init__(self, target, records):
-        self.target, self.records, self.section, self.api = target, records, "", None
+class Raw(Recorder):
+    api = None
 
     def fresh(self, section):
         self.close()
-        self.section = section
-        self.target.fresh()
+        super().fresh(section)
         self.api = Api(self.target.endpoint)
 
     def close(self):
@@ -91,11 +89,6 @@ class Raw:
         title = f"{service}/{method} {note or _short(request)}"
         self.record(title, self.show(answer, drop, text))
         return answer
-
-    def record(self, title, text):
-        self.target.check_alive()
-        names = self.target.names
-        self.records.append(Record(self.section, names.apply(title), names.apply(text)))
 
     def stream(self, title, answers, drop=()):
         self.record(title, "\n".join(self.show(answer, drop) for answer in answers))

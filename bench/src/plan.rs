@@ -27,6 +27,14 @@ pub struct Plan {
     /// How many puts the watch workload's writer may be ahead of the slowest watcher; how many cycles of
     /// lock and unlock a session has in flight.
     pub depth: usize,
+    /// Leases that renewals and expiry hold at once.
+    pub leases: u64,
+    /// Their time to live, in whole seconds as etcd's API has it.
+    pub ttl: Duration,
+    /// How many of them have a key when they expire; None = all.
+    pub leased_keys: Option<u64>,
+    /// Puts in a second beside the expiry.
+    pub rate: u64,
 }
 
 impl Default for Plan {
@@ -45,6 +53,10 @@ impl Default for Plan {
             keys: 10_000,
             serializable: false,
             depth: 16,
+            leases: 100_000,
+            ttl: Duration::from_secs(30),
+            leased_keys: None,
+            rate: 2_000,
         }
     }
 }
@@ -59,6 +71,9 @@ impl Plan {
         );
         ensure!(self.rounds > 0, "there is at least one round");
         ensure!(self.keys > 0 && self.depth > 0, "keys and depth start at 1");
+        ensure!(self.leases > 0 && self.rate > 0, "leases and rate start at 1");
+        ensure!(self.leased_keys.is_none_or(|keys| keys <= self.leases), "there are more leased keys than leases");
+        ensure!(self.ttl.as_secs() > 0 && self.ttl.subsec_nanos() == 0, "a TTL is a number of whole seconds");
         for (index, server) in self.servers.iter().enumerate() {
             ensure!(!server.endpoints.is_empty(), "{}: no endpoint", server.name);
             let twice = self.servers[..index].iter().any(|other| other.name == server.name);
@@ -119,6 +134,8 @@ pub enum Workload {
     Session,
     Lease,
     KeepAlive,
+    Renewals,
+    Expiry,
     Watch,
     Waiters,
     Range,
@@ -126,7 +143,7 @@ pub enum Workload {
 }
 
 impl Workload {
-    pub const ALL: [Workload; 11] = [
+    pub const ALL: [Workload; 13] = [
         Workload::Put,
         Workload::Get,
         Workload::Lock,
@@ -134,6 +151,8 @@ impl Workload {
         Workload::Session,
         Workload::Lease,
         Workload::KeepAlive,
+        Workload::Renewals,
+        Workload::Expiry,
         Workload::Watch,
         Workload::Waiters,
         Workload::Range,
@@ -149,6 +168,8 @@ impl Workload {
             Workload::Session => "session",
             Workload::Lease => "lease",
             Workload::KeepAlive => "keepalive",
+            Workload::Renewals => "renewals",
+            Workload::Expiry => "expiry",
             Workload::Watch => "watch",
             Workload::Waiters => "waiters",
             Workload::Range => "range",
@@ -168,6 +189,10 @@ impl Workload {
             }
             Workload::Lease => "each client grants and revokes leases",
             Workload::KeepAlive => "each client renews its lease over a stream, one renewal at a time",
+            Workload::Renewals => {
+                "--leases leases, each renewed every third of its TTL, over one stream for each connection"
+            }
+            Workload::Expiry => "puts at --rate, before and while --leases leases with their keys expire at once",
             Workload::Watch => "every client watches one key that one writer changes: operations are deliveries",
             Workload::Waiters => "all clients wait for one lock, and each passes it on to the next: once for each",
             Workload::Range => "puts, without and then with a client that keeps reading all keys at once",
@@ -211,6 +236,13 @@ mod tests {
     }
 
     #[test]
+    fn every_workload_is_found_by_its_name() {
+        for workload in Workload::ALL {
+            assert_eq!(workload.name().parse(), Ok(workload));
+        }
+    }
+
+    #[test]
     fn plans_that_cannot_run_are_refused() {
         let server = |name: &str| Server { name: name.into(), endpoints: vec!["a:1".into()], pid: None };
         let plan = Plan { workloads: vec![Workload::Put], servers: vec![server("a"), server("b")], ..Plan::default() };
@@ -218,6 +250,12 @@ mod tests {
         assert!(Plan { servers: vec![server("a"), server("a")], ..plan.clone() }.validate().is_err());
         assert!(Plan { baseline: Some("c".into()), ..plan.clone() }.validate().is_err());
         assert!(Plan { clients: 0, ..plan.clone() }.validate().is_err());
+        assert!(Plan { leases: 0, ..plan.clone() }.validate().is_err());
+        assert!(Plan { rate: 0, ..plan.clone() }.validate().is_err());
+        assert!(Plan { leases: 10, leased_keys: Some(11), ..plan.clone() }.validate().is_err());
+        for ttl in [Duration::ZERO, Duration::from_millis(1500)] {
+            assert!(Plan { ttl, ..plan.clone() }.validate().is_err(), "{ttl:?}");
+        }
         let dead = Server { pid: Some(u32::MAX), ..server("dead") };
         assert!(Plan { servers: vec![dead], ..plan }.validate().is_err());
     }

@@ -13,10 +13,15 @@ use crate::wire::{Connection, Failure, Method, Replies, Requests, decode, frame}
 const TTL_SECONDS: i64 = 3600;
 const GRANT: &str = "/etcdserverpb.Lease/LeaseGrant";
 const REVOKE: &str = "/etcdserverpb.Lease/LeaseRevoke";
+pub const KEEP_ALIVE: &str = "/etcdserverpb.Lease/LeaseKeepAlive";
 
 pub async fn grant(connection: &Connection) -> Result<i64, Failure> {
+    grant_for(connection, TTL_SECONDS).await
+}
+
+pub async fn grant_for(connection: &Connection, ttl_seconds: i64) -> Result<i64, Failure> {
     let granted: LeaseGrantResponse =
-        connection.ask(GRANT, &LeaseGrantRequest { ttl: TTL_SECONDS, ..LeaseGrantRequest::default() }).await?;
+        connection.ask(GRANT, &LeaseGrantRequest { ttl: ttl_seconds, ..LeaseGrantRequest::default() }).await?;
     Ok(granted.id)
 }
 
@@ -60,7 +65,7 @@ pub struct KeepAlive {
 impl KeepAlive {
     pub async fn prepare(connection: Connection) -> Result<KeepAlive, Failure> {
         let lease = grant(&connection).await?;
-        let method = connection.method("/etcdserverpb.Lease/LeaseKeepAlive");
+        let method = connection.method(KEEP_ALIVE);
         let (requests, replies) = connection.stream(&method).await?;
         let request = frame(&LeaseKeepAliveRequest { id: lease });
         Ok(KeepAlive { connection, lease, request, requests, replies })

@@ -3,11 +3,14 @@
 //! Everything is written beneath `bench/`, and nothing but leases is removed afterwards: a fill may
 //! take minutes and is there to be used by the next run.
 
+mod expiry;
 mod fill;
+mod fleet;
 mod key_value;
 mod lease;
 mod lock;
 mod range;
+mod renewals;
 mod session;
 mod waiters;
 mod watch;
@@ -51,6 +54,8 @@ impl Workload {
             Workload::KeepAlive => {
                 drive(plan, server, plan.warm_up, plan.limit, |connection, _| lease::KeepAlive::prepare(connection))?
             }
+            Workload::Renewals => return Ok(vec![renewals::run(plan, server, progress)?]),
+            Workload::Expiry => return expiry::run(plan, server, progress),
             Workload::Watch => watch::run(plan, server)?,
             Workload::Waiters => return Ok(vec![waiters::run(plan, server)?]),
             Workload::Range => return range::run(plan, server, progress),

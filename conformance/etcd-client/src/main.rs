@@ -1,24 +1,49 @@
 //! The `etcd-client` crate, used as an application would use it, against one server.
 //!
 //! Prints one `ok` line for each check that held, and panics at the first that did not.
+//! With `lock NAME COMMAND...` it has one turn at a lock instead, for `one-queue`.
 
 use etcd_client::{
     Client, Compare, CompareOp, DeleteOptions, Error, EventType, GetOptions, LockOptions, ProclaimOptions, PutOptions,
     ResignOptions, SortOrder, SortTarget, Txn, TxnOp, TxnOpResponse, WatchOptions, WatchStream,
 };
 use std::future::Future;
+use std::process::Command;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 const CHECK_TIMEOUT: Duration = Duration::from_secs(15);
+const LONGER_THAN_ANY_TEST_S: i64 = 600;
 
 type Outcome = Result<(), Error>;
 
 #[tokio::main]
 async fn main() {
-    let endpoint = std::env::args().nth(1).expect("usage: conformance-etcd-client HOST:PORT");
-    let client = Client::connect([&endpoint], None).await.expect("connect");
-    let other = Client::connect([&endpoint], None).await.expect("connect a second client");
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [endpoint] => check_all(endpoint).await,
+        [endpoint, "lock", name, program, ref arguments @ ..] => {
+            lock_and_run(endpoint, name, Command::new(program).args(arguments)).await.expect("a turn")
+        }
+        _ => panic!("usage: conformance-etcd-client HOST:PORT [lock NAME COMMAND...]"),
+    }
+}
+
+/// Waits for its turn, has it, and gives the lock back: `etcdctl lock`, in the words of the crate.
+async fn lock_and_run(endpoint: &str, name: &str, command: &mut Command) -> Outcome {
+    let mut client = Client::connect([endpoint], None).await?;
+    let lease = client.lease_grant(LONGER_THAN_ANY_TEST_S, None).await?.id();
+    let held = client.lock(name, Some(LockOptions::new().with_lease(lease))).await?;
+    let status = command.status().expect("the command starts");
+    client.unlock(held.key()).await?;
+    client.lease_revoke(lease).await?;
+    assert!(status.success(), "the command ended with {status}");
+    Ok(())
+}
+
+async fn check_all(endpoint: &str) {
+    let client = Client::connect([endpoint], None).await.expect("connect");
+    let other = Client::connect([endpoint], None).await.expect("connect a second client");
 
     check("put and get", put_and_get(client.clone())).await;
     check("ranges", ranges(client.clone())).await;

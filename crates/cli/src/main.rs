@@ -37,6 +37,7 @@ First steps:
   tenure exec job -- ./job.sh           in another terminal: runs while it holds the lock
   tenure locks                          who holds what; `tenure why NAME` tells more
   tenure put greeting hello
+  tenure dev                            three members on this machine, in one terminal
   etcdctl put hello world               etcd's tools and clients work as they are";
 
 #[derive(Parser)]

@@ -158,7 +158,15 @@ pub fn id_text(id: i64) -> String {
 }
 
 pub fn color_on_stderr() -> bool {
-    io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+    io::stderr().is_terminal() && color_is_welcome()
+}
+
+pub fn color_on_stdout() -> bool {
+    io::stdout().is_terminal() && color_is_welcome()
+}
+
+fn color_is_welcome() -> bool {
+    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 fn plain_table() -> Table {

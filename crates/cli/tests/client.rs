@@ -4,27 +4,15 @@ mod support;
 
 use std::time::Duration;
 
-use support::Server;
+use rustix::process::Signal;
+use support::place::Connected;
 use tenure_client::{Client, Compare, Error, EventKind, Get, Keys, Operation, Settings, Txn, Watch};
-
-struct Running {
-    server: Server,
-    client: Client,
-    _directory: tempfile::TempDir,
-}
-
-async fn start() -> Running {
-    let directory = tempfile::tempdir().unwrap();
-    let server = Server::start_in(&directory.path().join("data"));
-    let client = Client::connect(&server.address).await.unwrap();
-    Running { server, client, _directory: directory }
-}
 
 #[tokio::test]
 async fn the_next_endpoint_is_tried_when_one_refuses() {
-    let running = start().await;
+    let connected = Connected::start().await;
     let gone = support::own_address();
-    let client = Client::connect(&format!("{gone},{}", running.server.address)).await.unwrap();
+    let client = Client::connect(&format!("{gone},{}", connected.server.address)).await.unwrap();
     client.put(("a", "1")).await.expect("nothing was sent to the first, so even a write goes on");
     assert_eq!(client.get("a").await.unwrap().pairs[0].value, "1");
     let each = client.each();
@@ -34,18 +22,18 @@ async fn the_next_endpoint_is_tried_when_one_refuses() {
 
 #[tokio::test]
 async fn reads_outlive_a_restart_and_writes_in_doubt_say_so() {
-    let mut running = start().await;
-    running.client.put(("a", "1")).await.unwrap();
-    running.server.restart();
-    assert_eq!(running.client.get("a").await.unwrap().pairs[0].value, "1");
+    let mut connected = Connected::start().await;
+    connected.client.put(("a", "1")).await.unwrap();
+    connected.server.restart();
+    assert_eq!(connected.client.get("a").await.unwrap().pairs[0].value, "1");
 
-    let client = running.client.clone();
+    let client = connected.client.clone();
     let lease = client.grant_lease(Duration::from_secs(60), 0).await.unwrap();
     client.etcd_lock("held", lease.id).await.unwrap();
     let other = client.grant_lease(Duration::from_secs(60), 0).await.unwrap();
     let waiting = tokio::spawn(async move { client.etcd_lock("held", other.id).await });
     tokio::time::sleep(Duration::from_millis(200)).await;
-    running.server.kill();
+    connected.server.kill();
     let error = waiting.await.unwrap().unwrap_err();
     assert!(matches!(error, Error::Lost { .. }), "{error}");
     assert!(error.outcome_is_unknown(), "{error}");
@@ -53,17 +41,17 @@ async fn reads_outlive_a_restart_and_writes_in_doubt_say_so() {
 
 #[tokio::test]
 async fn a_watch_goes_on_where_it_was_without_gap_or_repeat() {
-    let mut running = start().await;
-    let mut watcher = running.client.watch(Watch::keys(Keys::prefix("w/")).previous()).await.unwrap();
+    let mut connected = Connected::start().await;
+    let mut watcher = connected.client.watch(Watch::keys(Keys::prefix("w/")).previous()).await.unwrap();
     let mut expected = watcher.next_revision();
     for round in 0..3 {
         let mut transaction = Txn::default();
         for key in 0..5 {
             transaction.then.push(Operation::Put((format!("w/{key}"), round.to_string()).into()));
         }
-        running.client.txn(transaction).await.unwrap();
-        running.client.put(("other", "unseen")).await.unwrap();
-        running.client.delete(format!("w/{round}")).await.unwrap();
+        connected.client.txn(transaction).await.unwrap();
+        connected.client.put(("other", "unseen")).await.unwrap();
+        connected.client.delete(format!("w/{round}")).await.unwrap();
         let mut seen = Vec::new();
         while seen.len() < 6 {
             seen.extend(watcher.next().await.unwrap().events);
@@ -73,7 +61,7 @@ async fn a_watch_goes_on_where_it_was_without_gap_or_repeat() {
         assert_eq!(seen[5].kind, EventKind::Delete);
         assert_eq!(seen[5].previous.as_ref().unwrap().value, round.to_string());
         expected += 3;
-        running.server.restart();
+        connected.server.restart();
         // The client must learn of the lost connection before it writes: otherwise the outcome is in doubt.
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
@@ -81,8 +69,8 @@ async fn a_watch_goes_on_where_it_was_without_gap_or_repeat() {
 
 #[tokio::test]
 async fn locks_are_granted_in_turn_and_given_back() {
-    let running = start().await;
-    let client = running.client.clone();
+    let connected = Connected::start().await;
+    let client = connected.client.clone();
     let mut leases = Vec::new();
     for _ in 0..3 {
         leases.push(client.grant_lease(Duration::from_secs(60), 0).await.unwrap().id);
@@ -113,8 +101,8 @@ async fn locks_are_granted_in_turn_and_given_back() {
 
 #[tokio::test]
 async fn elections_have_one_leader_who_can_be_observed() {
-    let running = start().await;
-    let client = running.client.clone();
+    let connected = Connected::start().await;
+    let client = connected.client.clone();
     assert!(matches!(client.leader("e").await, Err(Error::NobodyElected)));
     let lease = client.grant_lease(Duration::from_secs(60), 0).await.unwrap().id;
     let candidacy = client.campaign("e", lease, "first").await.unwrap();
@@ -132,23 +120,23 @@ async fn elections_have_one_leader_who_can_be_observed() {
 
 #[tokio::test]
 async fn leases_are_renewed_over_a_restart() {
-    let mut running = start().await;
-    let lease = running.client.grant_lease(Duration::from_millis(59_500), 0).await.unwrap();
+    let mut connected = Connected::start().await;
+    let lease = connected.client.grant_lease(Duration::from_millis(59_500), 0).await.unwrap();
     assert_eq!(lease.ttl, Duration::from_secs(60), "parts of a second are rounded up");
-    let mut keep_alive = running.client.keep_alive(lease.id);
+    let mut keep_alive = connected.client.keep_alive(lease.id);
     assert_eq!(keep_alive.renew().await.unwrap(), Duration::from_secs(60));
-    running.server.restart();
+    connected.server.restart();
     assert_eq!(keep_alive.renew().await.unwrap(), Duration::from_secs(60));
-    assert_eq!(running.client.leases().await.unwrap(), [lease.id]);
-    running.client.revoke_lease(lease.id).await.unwrap();
+    assert_eq!(connected.client.leases().await.unwrap(), [lease.id]);
+    connected.client.revoke_lease(lease.id).await.unwrap();
     assert!(matches!(keep_alive.renew().await, Err(Error::LeaseNotFound)));
-    assert!(matches!(running.client.revoke_lease(lease.id).await, Err(Error::LeaseNotFound)));
+    assert!(matches!(connected.client.revoke_lease(lease.id).await, Err(Error::LeaseNotFound)));
 }
 
 #[tokio::test]
 async fn answers_of_the_server_are_typed() {
-    let running = start().await;
-    let client = &running.client;
+    let connected = Connected::start().await;
+    let client = &connected.client;
     for value in ["1", "2", "3"] {
         client.put(("a", value)).await.unwrap();
     }
@@ -174,14 +162,10 @@ async fn answers_of_the_server_are_typed() {
 
 #[tokio::test]
 async fn a_member_that_hangs_is_named_and_a_read_goes_elsewhere() {
-    let (hanging, running) = (start().await, start().await);
-    let stop = |signal| {
-        let id = rustix::process::Pid::from_raw(hanging.server.id() as i32).unwrap();
-        rustix::process::kill_process(id, signal).unwrap();
-    };
+    let (hanging, running) = (Connected::start().await, Connected::start().await);
     running.client.put(("a", "1")).await.unwrap();
     hanging.client.put(("a", "0")).await.unwrap();
-    stop(rustix::process::Signal::STOP);
+    hanging.server.signal(Signal::STOP);
     let settings = Settings { timeout: Duration::from_millis(800), ..Settings::default() };
     let both = format!("{},{}", hanging.server.address, running.server.address);
     let client = Client::connect_with(&both, settings).await.unwrap();
@@ -190,5 +174,5 @@ async fn a_member_that_hangs_is_named_and_a_read_goes_elsewhere() {
     let error = alone.put(("a", "2")).await.unwrap_err();
     assert!(error.outcome_is_unknown(), "{error}");
     assert!(error.to_string().contains("silent"), "{error}");
-    stop(rustix::process::Signal::CONT);
+    hanging.server.signal(Signal::CONT);
 }

@@ -3,105 +3,16 @@
 mod shell;
 mod support;
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
-use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use shell::tenure;
+use support::store::{self, Store};
 use tenure_fence::{Claim, Key, Keyring, NEVER_MS, SigningKey, Token};
-
-const PATIENCE: Duration = Duration::from_secs(60);
-
-struct Store {
-    child: Child,
-    address: String,
-    log: thread::JoinHandle<String>,
-}
-
-impl Store {
-    /// Starts one on a port of the system's choice, and reads from its log which one that is.
-    fn start(directory: &Path, flags: &[&str]) -> Store {
-        let mut child = support::tenure()
-            .args(["datastore", "--listen", "127.0.0.1:0", "--data-dir", directory.to_str().unwrap()])
-            .args(flags)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
-        let mut said = String::new();
-        let address = loop {
-            let line = lines.next().unwrap_or_else(|| panic!("the store did not start:\n{said}"));
-            said.push_str(&format!("{line}\n"));
-            let line: Value = serde_json::from_str(&line).unwrap_or_else(|_| panic!("{said}"));
-            if line["message"] == "ready" {
-                break line["address"].as_str().unwrap().to_owned();
-            }
-        };
-        let log = thread::spawn(move || lines.fold(said, |said, line| said + &line + "\n"));
-        Store { child, address, log }
-    }
-
-    /// Status and body; None if it is gone.
-    fn try_request(&self, method: &str, path: &str, body: &[u8]) -> Option<(u16, Value)> {
-        let mut stream = TcpStream::connect(&self.address).ok()?;
-        stream.set_read_timeout(Some(PATIENCE)).ok()?;
-        let head = format!(
-            "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
-            body.len()
-        );
-        stream.write_all(head.as_bytes()).ok()?;
-        // A request that is too long is answered before it is read to its end.
-        let _ = stream.write_all(body);
-        let mut response = Vec::new();
-        let _ = stream.read_to_end(&mut response);
-        let response = String::from_utf8(response).ok()?;
-        let status = response.split(' ').nth(1)?.parse().ok()?;
-        let body = response.split_once("\r\n\r\n")?.1;
-        Some((status, serde_json::from_str(body).unwrap_or_else(|_| panic!("no JSON: {response}"))))
-    }
-
-    #[track_caller]
-    fn request(&self, method: &str, path: &str, body: &[u8]) -> (u16, Value) {
-        self.try_request(method, path, body).expect("the store answers")
-    }
-
-    #[track_caller]
-    fn write(&self, key: &str, token: u64, data: &str) -> (u16, Value) {
-        let body = json!({"clientID": "c", "fencingToken": {"key": key, "value": token}, "data": data});
-        self.request("POST", "/write", body.to_string().as_bytes())
-    }
-
-    #[track_caller]
-    fn data(&self, key: &str) -> (u64, String) {
-        let (status, body) = self.request("GET", &format!("/read?key={key}"), b"");
-        assert_eq!(status, 200, "{body}");
-        (body["token"].as_u64().unwrap(), body["data"].as_str().unwrap().to_owned())
-    }
-
-    fn signal(mut self, signal: Signal) -> (Option<i32>, String) {
-        rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), signal).unwrap();
-        let code = self.child.wait().unwrap().code();
-        let log = std::mem::replace(&mut self.log, thread::spawn(String::new));
-        (code, log.join().unwrap())
-    }
-}
-
-impl Drop for Store {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 #[test]
 fn a_stale_write_is_refused_with_the_highest_token() {
@@ -146,7 +57,7 @@ fn a_restart_keeps_the_bar_and_the_data() {
         let store = Store::start(&data, &[]);
         let token = 10 * (round as u64 + 1);
         assert_eq!(store.write("a", token, "kept").0, 200);
-        let (code, log) = store.signal(signal);
+        let (code, log) = store.end_by(signal);
         assert_eq!(code, (signal != Signal::KILL).then_some(0), "{log}");
         assert_eq!(log.contains("\"stopped\""), signal != Signal::KILL, "{log}");
         let store = Store::start(&data, &[]);
@@ -169,10 +80,7 @@ fn acknowledged_writes_survive_kills_under_load() {
                 thread::spawn(move || {
                     for token in round * 100_000.. {
                         let text = format!("{token} {}", "x".repeat(token as usize % 3_000));
-                        let body = json!({
-                            "clientID": "c", "fencingToken": {"key": writer.to_string(), "value": token}, "data": text,
-                        });
-                        match store.try_request("POST", "/write", body.to_string().as_bytes()) {
+                        match store::write(&store.address, "c", &writer.to_string(), token, &text) {
                             Some((200, _)) => acknowledged[writer].store(token, Ordering::SeqCst),
                             Some((status, body)) => panic!("{status} {body}"),
                             None => break,
@@ -186,8 +94,7 @@ fn acknowledged_writes_survive_kills_under_load() {
             assert!(!writers.iter().any(|writer| writer.is_finished()), "a writer has given up");
             thread::yield_now();
         }
-        let id = rustix::process::Pid::from_child(&store.child);
-        rustix::process::kill_process(id, Signal::KILL).unwrap();
+        store.signal(Signal::KILL);
         for writer in writers {
             writer.join().unwrap();
         }
@@ -313,13 +220,10 @@ fn mistakes_at_start_are_one_sentence_with_what_to_do() {
         (&["--signing-key", exposed, "--data-dir", data], &["--cluster"]),
         (&["--signing-key", exposed, "--cluster", "c", "--data-dir", data], &["0644", "chmod 600"]),
         (&["--endpoints", "a:1", "--data-dir", data], &["--endpoints", "--listen"]),
+        (&["--timeout", "1s", "--data-dir", data], &["--timeout", "--listen"]),
+        (&["-o", "json", "--data-dir", data], &["--output", "--listen"]),
     ] {
-        let said = tenure(&[&["datastore"][..], flags].concat()).failed(1);
-        let error =
-            said.lines().find(|line| line.starts_with("error: ")).unwrap_or_else(|| panic!("{flags:?}: {said}"));
-        for reason in reasons {
-            assert!(error.to_lowercase().contains(&reason.to_lowercase()), "{flags:?}: {error}");
-        }
+        tenure(&[&["datastore"][..], flags].concat()).failed_for(1, reasons);
     }
     assert!(tenure(&["datastore", "--equal", "sometimes"]).failed(2).contains("identical"));
 }
@@ -332,7 +236,7 @@ fn a_damaged_journal_stops_it_with_file_and_offset() {
     for token in 1..=5 {
         assert_eq!(store.write("a", token, "data").0, 200);
     }
-    store.signal(Signal::KILL);
+    store.end_by(Signal::KILL);
     let journal = data.join("journal-0000000000000001");
     let mut bytes = std::fs::read(&journal).unwrap();
     let middle = bytes.len() / 2;

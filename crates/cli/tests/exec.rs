@@ -1,116 +1,16 @@
 //! `tenure exec` with real processes: exit codes, signals, what the command sees, and that it is dead
 //! before anybody else gets the lock.
 
-#[path = "support/proxy.rs"]
-mod proxy;
 mod shell;
 mod support;
 
-use std::io::{BufRead, BufReader, Lines, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
 
-use proxy::Proxy;
-use rustix::process::{Pid, Signal, kill_process};
-use shell::{Said, run};
-use support::Server;
-
-const PATIENCE: Duration = Duration::from_secs(60);
-
-struct Place {
-    server: Server,
-    _directory: tempfile::TempDir,
-}
-
-impl Place {
-    fn start() -> Place {
-        let directory = tempfile::tempdir().unwrap();
-        Place { server: Server::start_in(&directory.path().join("data")), _directory: directory }
-    }
-
-    fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = support::tenure();
-        command.args(["--endpoints", &self.server.address]).args(arguments);
-        command
-    }
-
-    fn tenure(&self, arguments: &[&str]) -> Said {
-        run(self.command(arguments), "")
-    }
-
-    fn start_exec(&self, arguments: &[&str]) -> Running {
-        Running::start(self.command(&[&["exec"], arguments].concat()))
-    }
-
-    fn json(&self, arguments: &[&str]) -> serde_json::Value {
-        serde_json::from_str(&self.tenure(&[arguments, &["-o", "json"]].concat()).ok()).unwrap()
-    }
-
-    fn until_waiters(&self, name: &str, waiters: usize) {
-        until("the queue is as expected", || self.json(&["why", name])["waiters"].as_array().unwrap().len() == waiters);
-    }
-}
-
-/// A verb that runs while the test goes on; killed when dropped.
-struct Running {
-    child: Child,
-    input: Option<ChildStdin>,
-    lines: Lines<BufReader<ChildStdout>>,
-}
-
-impl Running {
-    fn start(mut command: Command) -> Running {
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        Running { input: child.stdin.take(), child, lines }
-    }
-
-    fn line(&mut self) -> String {
-        self.lines.next().expect("it says something").unwrap()
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-    }
-
-    fn code(&mut self) -> Option<i32> {
-        let mut code = None;
-        until("it ends", || {
-            code = self.child.try_wait().unwrap();
-            code.is_some()
-        });
-        code.unwrap().code()
-    }
-
-    fn stderr(&mut self) -> String {
-        let mut text = String::new();
-        std::io::Read::read_to_string(&mut self.child.stderr.take().unwrap(), &mut text).unwrap();
-        text
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !condition() {
-        assert!(began.elapsed() < PATIENCE, "waited in vain until {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// A zombie does nothing any more.
-fn is_dead(id: &str) -> bool {
-    match std::fs::read_to_string(format!("/proc/{id}/status")) {
-        Ok(status) => status.lines().any(|line| line.starts_with("State:") && line.contains(['Z', 'X'])),
-        Err(_) => true,
-    }
-}
+use rustix::process::Signal;
+use shell::{Running, run};
+use support::place::Place;
+use support::proxy::Proxy;
+use support::{is_dead, until};
 
 /// As a command that says whether this process still does anything.
 fn report_on(id: &str) -> String {
@@ -178,16 +78,16 @@ fn the_command_sees_the_lock_and_the_input_and_no_shell() {
 #[test]
 fn a_busy_lock_ends_with_75_and_names_the_holder() {
     let place = Place::start();
-    let mut holder = place.start_exec(&["--holder", "ci-7", "a", "--", "sh", "-c", "echo here; read line"]);
+    let mut holder = place.running(&["exec", "--holder", "ci-7", "a", "--", "sh", "-c", "echo here; read line"]);
     holder.line();
     let said = place.tenure(&["exec", "-n", "a", "--", "echo", "never"]).failed(75);
     assert!(said.contains("a is busy") && said.contains("ci-7"), "{said}");
     let said = place.tenure(&["exec", "-w", "50ms", "-E", "9", "a", "--", "echo", "never"]).failed(9);
     assert!(said.contains("ci-7"), "{said}");
     place.until_waiters("a", 0);
-    let mut next = place.start_exec(&["-w", "1m", "a", "--", "echo", "my turn"]);
+    let mut next = place.running(&["exec", "-w", "1m", "a", "--", "echo", "my turn"]);
     place.until_waiters("a", 1);
-    writeln!(holder.input.as_mut().unwrap(), "go").unwrap();
+    holder.tell("go");
     assert_eq!(next.line(), "my turn");
     assert_eq!((holder.code(), next.code()), (Some(0), Some(0)));
 }
@@ -196,25 +96,25 @@ fn a_busy_lock_ends_with_75_and_names_the_holder() {
 fn shared_holders_and_slots_run_together() {
     let place = Place::start();
     let hold = ["--", "sh", "-c", "echo here; read line"];
-    let mut readers: Vec<Running> = (0..2).map(|_| place.start_exec(&[&["-s", "r"], &hold[..]].concat())).collect();
+    let mut readers: Vec<Running> =
+        (0..2).map(|_| place.running(&[&["exec", "-s", "r"], &hold[..]].concat())).collect();
     readers.iter_mut().for_each(|reader| assert_eq!(reader.line(), "here"));
     assert_eq!(place.tenure(&["exec", "-n", "r", "--", "true"]).code, Some(75), "a writer waits for readers");
-    let slot = [&["--slots", "2", "s"], &hold[..]].concat();
-    let mut slots: Vec<Running> = (0..2).map(|_| place.start_exec(&slot)).collect();
+    let slot = [&["exec", "--slots", "2", "s"], &hold[..]].concat();
+    let mut slots: Vec<Running> = (0..2).map(|_| place.running(&slot)).collect();
     slots.iter_mut().for_each(|slot| assert_eq!(slot.line(), "here"));
     assert_eq!(place.tenure(&["exec", "-n", "--slots", "2", "s", "--", "true"]).code, Some(75));
-    slots[0].input = None;
-    assert_eq!(slots[0].code(), Some(1), "its read has ended");
+    assert_eq!(slots[0].let_go(), Some(1), "its read has ended");
     place.tenure(&["exec", "--slots", "2", "s", "--", "true"]).ok();
 }
 
 #[test]
 fn signals_work_while_queued() {
     let place = Place::start();
-    let mut holder = place.start_exec(&["a", "--", "sh", "-c", "echo here; read line"]);
+    let mut holder = place.running(&["exec", "a", "--", "sh", "-c", "echo here; read line"]);
     holder.line();
     for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130), (Signal::HUP, 129)] {
-        let mut queued = place.start_exec(&["a", "--", "echo", "never"]);
+        let mut queued = place.running(&["exec", "a", "--", "echo", "never"]);
         place.until_waiters("a", 1);
         queued.signal(signal);
         assert_eq!(queued.code(), Some(code));
@@ -227,12 +127,12 @@ fn signals_work_while_queued() {
 fn signals_reach_the_whole_group_of_the_command() {
     let place = Place::start();
     let script = "trap 'echo told; exit 3' USR1; echo ready; while :; do sleep 0.05; done";
-    let mut running = place.start_exec(&["a", "--", "sh", "-c", script]);
+    let mut running = place.running(&["exec", "a", "--", "sh", "-c", script]);
     assert_eq!(running.line(), "ready");
     running.signal(Signal::USR1);
     assert_eq!((running.line().as_str(), running.code()), ("told", Some(3)));
 
-    let mut running = place.start_exec(&["a", "--", "sh", "-c", "sleep 1000 & echo $!; wait"]);
+    let mut running = place.running(&["exec", "a", "--", "sh", "-c", "sleep 1000 & echo $!; wait"]);
     let grandchild = running.line();
     running.signal(Signal::TERM);
     assert_eq!(running.code(), Some(143), "the command ended by what it was sent");
@@ -244,7 +144,7 @@ fn signals_reach_the_whole_group_of_the_command() {
 fn the_whole_group_dies_with_a_guard_that_is_killed() {
     let place = Place::start();
     let script = "trap '' TERM HUP; sleep 1000 & echo $$; echo $!; wait";
-    let mut running = place.start_exec(&["a", "--", "sh", "-c", script]);
+    let mut running = place.running(&["exec", "a", "--", "sh", "-c", script]);
     let (child, grandchild) = (running.line(), running.line());
     running.signal(Signal::KILL);
     running.code();
@@ -254,9 +154,9 @@ fn the_whole_group_dies_with_a_guard_that_is_killed() {
 #[test]
 fn a_guard_that_is_stopped_cannot_keep_its_command_alive() {
     let place = Place::start();
-    let mut first = place.start_exec(&["--ttl", "1s", "a", "--", "sh", "-c", STUBBORN]);
+    let mut first = place.running(&["exec", "--ttl", "1s", "a", "--", "sh", "-c", STUBBORN]);
     let child = first.line();
-    let mut second = place.start_exec(&["a", "--", "sh", "-c", &report_on(&child)]);
+    let mut second = place.running(&["exec", "a", "--", "sh", "-c", &report_on(&child)]);
     place.until_waiters("a", 1);
     first.signal(Signal::STOP);
     assert_eq!(second.line(), "dead", "when the next command starts, the first one is dead");
@@ -275,7 +175,7 @@ fn a_command_that_is_cut_off_is_dead_before_the_next_one_starts() {
     command.args(["--endpoints", &proxy.address]).args(exec);
     let mut first = Running::start(command);
     let child = first.line();
-    let mut second = place.start_exec(&["a", "--", "sh", "-c", &report_on(&child)]);
+    let mut second = place.running(&["exec", "a", "--", "sh", "-c", &report_on(&child)]);
     place.until_waiters("a", 1);
     proxy.cut();
     assert_eq!(second.line(), "dead");
@@ -289,13 +189,12 @@ fn a_command_that_is_cut_off_is_dead_before_the_next_one_starts() {
 fn a_server_that_hangs_costs_the_command_its_life_and_the_lock_goes_on() {
     let place = Place::start();
     let script = "trap 'echo asked; exit 0' TERM; echo ready; while :; do sleep 0.05; done";
-    let mut first = place.start_exec(&["--ttl", "3s", "--grace", "1s", "a", "--", "sh", "-c", script]);
+    let mut first = place.running(&["exec", "--ttl", "3s", "--grace", "1s", "a", "--", "sh", "-c", script]);
     assert_eq!(first.line(), "ready");
-    let server = Pid::from_raw(place.server.id() as i32).unwrap();
-    kill_process(server, Signal::STOP).unwrap();
+    place.server.signal(Signal::STOP);
     assert_eq!(first.line(), "asked", "TERM comes first, and there is time to answer it");
     let code = first.code();
-    kill_process(server, Signal::CONT).unwrap();
+    place.server.signal(Signal::CONT);
     assert_eq!(code, Some(122), "whatever the command's own code is");
     assert_eq!(place.tenure(&["exec", "-w", "30s", "a", "--", "echo", "on"]).ok(), "on\n");
 }
@@ -303,7 +202,8 @@ fn a_server_that_hangs_costs_the_command_its_life_and_the_lock_goes_on() {
 #[test]
 fn an_operator_who_takes_the_lock_ends_the_command() {
     let place = Place::start();
-    let mut running = place.start_exec(&["--ttl", "3s", "a", "--", "sh", "-c", "echo $TENURE_TOKEN; exec sleep 1000"]);
+    let mut running =
+        place.running(&["exec", "--ttl", "3s", "a", "--", "sh", "-c", "echo $TENURE_TOKEN; exec sleep 1000"]);
     let token = running.line();
     assert!(place.tenure(&["unlock", "a", "--token", "1"]).failed(1).contains("not the holder"));
     let said = place.tenure(&["unlock", "a", "--token", &token, "--force"]).ok();
@@ -331,7 +231,7 @@ fn the_command_may_read_the_terminal_and_gives_it_back() {
     let mut terminal = Running::start(command);
     for (cue, word, answer) in [("first", "x", "one x"), ("second", "y", "two y")] {
         while terminal.line().trim() != cue {}
-        writeln!(terminal.input.as_mut().unwrap(), "{word}").unwrap();
+        terminal.tell(word);
         while terminal.line().trim() != answer {}
     }
     assert_eq!(terminal.code(), Some(0));

@@ -1,58 +1,25 @@
 //! The guard against a real server. Its promise, with a process that is stopped, is in `story.rs`.
 
-#[path = "support/proxy.rs"]
-mod proxy;
 mod support;
 
-use std::time::Duration;
-
-use proxy::Proxy;
 use support::Server;
+use support::place::{Connected, soon};
+use support::proxy::Proxy;
 use tenure_client::{Client, Durations, End, LockError, LossCause, Mode};
-
-const PATIENCE: Duration = Duration::from_secs(60);
-
-struct Place {
-    server: Server,
-    client: Client,
-    _directory: tempfile::TempDir,
-}
-
-async fn start() -> Place {
-    let directory = tempfile::tempdir().unwrap();
-    let server = Server::start_in(&directory.path().join("data"));
-    let client = Client::connect(&server.address).await.unwrap();
-    Place { server, client, _directory: directory }
-}
-
-async fn soon<Output>(work: impl Future<Output = Output>) -> Output {
-    tokio::time::timeout(PATIENCE, work).await.expect("it comes to an end")
-}
-
-impl Place {
-    async fn until_waiters(&self, name: &str, waiters: usize) {
-        let looking = async {
-            while self.client.describe_lock(name).await.unwrap().waiters.len() != waiters {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        soon(looking).await;
-    }
-}
 
 #[tokio::test]
 async fn the_lock_goes_from_guard_to_guard_with_growing_tokens() {
-    let place = start().await;
-    let first = place.client.lock("a").holder("one").metadata("for a test").acquire().await.unwrap();
-    let waiting = tokio::spawn(place.client.lock("a").holder("two").acquire());
-    place.until_waiters("a", 1).await;
-    let described = place.client.describe_lock("a").await.unwrap();
+    let connected = Connected::start().await;
+    let first = connected.client.lock("a").holder("one").metadata("for a test").acquire().await.unwrap();
+    let waiting = tokio::spawn(connected.client.lock("a").holder("two").acquire());
+    connected.until_waiters("a", 1).await;
+    let described = connected.client.describe_lock("a").await.unwrap();
     assert_eq!(described.holders[0].id, "one");
     assert_eq!(described.holders[0].metadata, "for a test");
     assert_eq!(described.holders[0].token, first.token());
     assert_eq!(described.waiters[0].entry.id, "two");
     assert_eq!(described.waiters[0].predecessor, described.holders[0].key);
-    match place.client.lock("a").try_once().acquire().await.unwrap_err() {
+    match connected.client.lock("a").try_once().acquire().await.unwrap_err() {
         LockError::Busy { holder, since, .. } => assert_eq!((holder.as_str(), since.is_some()), ("one", true)),
         other => panic!("{other}"),
     }
@@ -62,18 +29,18 @@ async fn the_lock_goes_from_guard_to_guard_with_growing_tokens() {
     let second = soon(waiting).await.unwrap().unwrap();
     assert!(second.token() > token);
     drop(second);
-    soon(place.client.settled()).await;
-    let recent = place.client.describe_lock("a").await.unwrap().recent;
+    soon(connected.client.settled()).await;
+    let recent = connected.client.describe_lock("a").await.unwrap().recent;
     let ends: Vec<(&str, End)> = recent.iter().map(|recent| (recent.holder.id.as_str(), recent.end)).collect();
     assert_eq!(ends, [("two", End::Released), ("one", End::Released)]);
-    assert_eq!(place.client.forget_lock("a").await.unwrap(), 2);
-    assert!(place.client.sessions().await.unwrap().sessions.is_empty());
+    assert_eq!(connected.client.forget_lock("a").await.unwrap(), 2);
+    assert!(connected.client.sessions().await.unwrap().sessions.is_empty());
 }
 
 #[tokio::test]
 async fn readers_slots_and_several_names() {
-    let place = start().await;
-    let client = &place.client;
+    let connected = Connected::start().await;
+    let client = &connected.client;
     let readers =
         (client.lock("r").shared().acquire().await.unwrap(), client.lock("r").shared().acquire().await.unwrap());
     assert!(matches!(client.lock("r").try_once().acquire().await, Err(LockError::Busy { .. })));
@@ -100,12 +67,53 @@ async fn readers_slots_and_several_names() {
 }
 
 #[tokio::test]
+async fn parties_meet_at_a_barrier_round_after_round() {
+    let connected = Connected::start().await;
+    let client = &connected.client;
+    let mut last_round = 0;
+    for _ in 0..2 {
+        let early: Vec<_> = (0..2).map(|_| tokio::spawn(client.barrier("b", 3).metadata("phase").pass())).collect();
+        connected.until_waiters("b", 2).await;
+        let described = client.describe_lock("b").await.unwrap();
+        assert!(described.holders.is_empty());
+        assert_eq!(described.waiters[0].entry.mode, Mode::Barrier { parties: 3 });
+        assert!(early.iter().all(|party| !party.is_finished()));
+        let last = soon(client.barrier("b", 3).try_once().pass()).await.unwrap();
+        assert_eq!(last.slot(), 2);
+        let mut round = vec![last];
+        for party in early {
+            round.push(soon(party).await.unwrap().unwrap());
+        }
+        assert!(round.iter().all(|guard| guard.token() > last_round && guard.check().is_ok()));
+        last_round = round.iter().map(|guard| guard.token()).max().unwrap();
+        // Nobody passes while one of the round before is there, however many stand before it.
+        let kept = round.pop().unwrap();
+        let hasty: Vec<_> = (0..2).map(|_| tokio::spawn(client.barrier("b", 3).pass())).collect();
+        connected.until_waiters("b", 2).await;
+        drop(round);
+        soon(client.settled()).await;
+        let refused = client.barrier("b", 3).try_once().pass().await.unwrap_err();
+        assert!(matches!(refused, LockError::Busy { waiting: 2, .. }), "{refused}");
+        // Dropping the call leaves, dropping the guard too.
+        hasty.iter().for_each(|party| party.abort());
+        connected.until_waiters("b", 0).await;
+        kept.release().await.unwrap();
+    }
+    match soon(client.barrier("b", 2).wait(50.milliseconds()).pass()).await.unwrap_err() {
+        LockError::Timeout { holder, waiting, .. } => assert_eq!((holder.as_str(), waiting), ("", 0)),
+        other => panic!("{other}"),
+    }
+    connected.until_waiters("b", 0).await;
+    assert!(matches!(client.barrier("b", 0).pass().await, Err(LockError::Unusable { .. })));
+}
+
+#[tokio::test]
 async fn one_session_holds_many_locks_on_one_lease() {
-    let place = start().await;
-    let session = place.client.session().client_id("worker").open().await.unwrap();
+    let connected = Connected::start().await;
+    let session = connected.client.session().client_id("worker").open().await.unwrap();
     let (one, two) = (session.lock("x").acquire().await.unwrap(), session.lock("y").acquire().await.unwrap());
     assert_eq!(one.lease(), two.lease());
-    let listed = place.client.sessions().await.unwrap().sessions;
+    let listed = connected.client.sessions().await.unwrap().sessions;
     assert_eq!((listed.len(), listed[0].client.as_str(), listed[0].locks_held), (1, "worker", 2));
     let turn = tokio::spawn(session.lock("x").acquire());
     one.release().await.unwrap();
@@ -114,17 +122,17 @@ async fn one_session_holds_many_locks_on_one_lease() {
     session.close().await.unwrap();
     assert_eq!(again.check().unwrap_err().cause, LossCause::Released, "everything ends with the session");
     assert!(two.check().is_err());
-    assert!(place.client.locks("").await.unwrap().locks.is_empty());
+    assert!(connected.client.locks("").await.unwrap().locks.is_empty());
 }
 
 #[tokio::test]
 async fn owners_who_wait_in_a_circle_are_told_the_circle() {
-    let place = start().await;
-    let client = &place.client;
+    let connected = Connected::start().await;
+    let client = &connected.client;
     let a = client.lock("a").owner("alice").acquire().await.unwrap();
     let b = client.lock("b").owner("bob").acquire().await.unwrap();
     let waiting = tokio::spawn(client.lock("b").owner("alice").acquire());
-    place.until_waiters("b", 1).await;
+    connected.until_waiters("b", 1).await;
     match soon(client.lock("a").owner("bob").acquire()).await.unwrap_err() {
         LockError::Deadlock { cycle, .. } => assert!(cycle.contains("alice") && cycle.contains("bob"), "{cycle}"),
         other => panic!("{other}"),
@@ -136,15 +144,15 @@ async fn owners_who_wait_in_a_circle_are_told_the_circle() {
 
 #[tokio::test]
 async fn a_guard_outlives_a_restart_of_the_server() {
-    let mut place = start().await;
-    let guard = place.client.lock("a").ttl(6.seconds()).acquire().await.unwrap();
-    let waiting = tokio::spawn(place.client.lock("a").acquire());
-    place.until_waiters("a", 1).await;
-    place.server.restart();
+    let mut connected = Connected::start().await;
+    let guard = connected.client.lock("a").ttl(6.seconds()).acquire().await.unwrap();
+    let waiting = tokio::spawn(connected.client.lock("a").acquire());
+    connected.until_waiters("a", 1).await;
+    connected.server.restart();
     let before = guard.deadline();
     assert!(soon(guard.renewed_after(before)).await > before);
     guard.check().unwrap();
-    place.until_waiters("a", 1).await;
+    connected.until_waiters("a", 1).await;
     let token = guard.token();
     guard.release().await.unwrap();
     let next = soon(waiting).await.unwrap().unwrap();
@@ -154,8 +162,8 @@ async fn a_guard_outlives_a_restart_of_the_server() {
 
 #[tokio::test]
 async fn a_connection_that_is_dead_without_knowing_it_costs_no_lock() {
-    let place = start().await;
-    let proxy = Proxy::start(&place.server.address);
+    let connected = Connected::start().await;
+    let proxy = Proxy::start(&connected.server.address);
     let client = Client::connect(&proxy.address).await.unwrap();
     let guard = client.lock("a").ttl(6.seconds()).acquire().await.unwrap();
     let first = soon(guard.renewed_after(guard.deadline())).await;
@@ -169,17 +177,17 @@ async fn a_connection_that_is_dead_without_knowing_it_costs_no_lock() {
 
 #[tokio::test]
 async fn an_operators_release_is_noticed() {
-    let place = start().await;
-    let guard = place.client.lock("a").ttl(3.seconds()).acquire().await.unwrap();
-    let taken = place.client.force_release("a", guard.token()).await.unwrap().unwrap();
+    let connected = Connected::start().await;
+    let guard = connected.client.lock("a").ttl(3.seconds()).acquire().await.unwrap();
+    let taken = connected.client.force_release("a", guard.token()).await.unwrap().unwrap();
     assert_eq!(taken.token, guard.token());
     assert_eq!(soon(guard.lost()).await.cause, LossCause::Taken);
     assert!(guard.run(async |_| ()).await.is_err());
-    let next = soon(place.client.lock("a").acquire()).await.unwrap();
+    let next = soon(connected.client.lock("a").acquire()).await.unwrap();
     assert!(matches!(guard.release().await, Err(LockError::Lost(_))));
     next.check().unwrap();
-    assert!(!place.client.unlock("free", 1).await.unwrap());
-    assert!(place.client.unlock("a", 1).await.is_err(), "only the holder's token unlocks");
+    assert!(!connected.client.unlock("free", 1).await.unwrap());
+    assert!(connected.client.unlock("a", 1).await.is_err(), "only the holder's token unlocks");
 }
 
 #[tokio::test]
@@ -200,8 +208,8 @@ async fn grants_are_signed_where_a_key_is_configured() {
 
 #[tokio::test]
 async fn a_drop_gives_back_even_if_the_runtime_is_gone() {
-    let place = start().await;
-    let address = place.server.address.clone();
+    let connected = Connected::start().await;
+    let address = connected.server.address.clone();
     let dropped = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
@@ -210,5 +218,5 @@ async fn a_drop_gives_back_even_if_the_runtime_is_gone() {
         });
     });
     dropped.join().unwrap();
-    soon(place.client.lock("a").acquire()).await.unwrap().release().await.unwrap();
+    soon(connected.client.lock("a").acquire()).await.unwrap().release().await.unwrap();
 }

@@ -3,104 +3,20 @@
 mod shell;
 mod support;
 
-use std::io::{BufRead, BufReader, Lines};
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use shell::{Said, tenure_reading};
-use support::Server;
-
-const PATIENCE: Duration = Duration::from_secs(60);
-
-struct Place {
-    server: Server,
-    _directory: tempfile::TempDir,
-}
-
-impl Place {
-    fn start() -> Place {
-        let directory = tempfile::tempdir().unwrap();
-        Place { server: Server::start_in(&directory.path().join("data")), _directory: directory }
-    }
-
-    fn tenure(&self, arguments: &[&str]) -> Said {
-        tenure_reading(&[&["--endpoints", &self.server.address], arguments].concat(), "")
-    }
-
-    fn json(&self, arguments: &[&str]) -> serde_json::Value {
-        serde_json::from_str(&self.tenure(&[arguments, &["-o", "json"]].concat()).ok()).unwrap()
-    }
-
-    /// A verb that holds something until its input is closed.
-    fn hold(&self, arguments: &[&str]) -> Holding {
-        let mut child = support::tenure()
-            .args(["--endpoints", &self.server.address])
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        Holding { input: child.stdin.take(), child, lines }
-    }
-
-    fn until_waiters(&self, name: &str, waiters: usize) {
-        until("the queue is as expected", || self.json(&["why", name])["waiters"].as_array().unwrap().len() == waiters);
-    }
-}
-
-struct Holding {
-    child: Child,
-    input: Option<ChildStdin>,
-    lines: Lines<BufReader<ChildStdout>>,
-}
-
-impl Holding {
-    fn line(&mut self) -> String {
-        self.lines.next().expect("it says something").unwrap()
-    }
-
-    fn let_go(&mut self) -> Option<i32> {
-        self.input = None;
-        self.code()
-    }
-
-    fn code(&mut self) -> Option<i32> {
-        let mut ended = None;
-        until("it ends", || {
-            ended = self.child.try_wait().unwrap();
-            ended.is_some()
-        });
-        ended.unwrap().code()
-    }
-}
-
-impl Drop for Holding {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !condition() {
-        assert!(began.elapsed() < PATIENCE, "waited in vain until {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
+use support::place::Place;
 
 #[test]
 fn a_lock_is_held_until_the_input_ends() {
     let place = Place::start();
-    let mut holding = place.hold(&["lock", "deploy/prod", "--holder", "ci-7", "--metadata", "release 5"]);
+    let mut holding = place.running(&["lock", "deploy/prod", "--holder", "ci-7", "--metadata", "release 5"]);
     let token = holding.line();
     assert!(token.parse::<i64>().unwrap() > 0);
     let said = place.tenure(&["lock", "-n", "deploy/prod"]).failed(75);
     assert!(said.contains("deploy/prod is busy: ci-7 has held it"), "{said}");
 
-    let mut waiting = place.hold(&["lock", "deploy/prod", "--holder", "ci-8", "-o", "jsonl"]);
+    let mut waiting = place.running(&["lock", "deploy/prod", "--holder", "ci-8", "-o", "jsonl"]);
     place.until_waiters("deploy/prod", 1);
     let table = place.tenure(&["locks"]).ok();
     let mut rows = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
@@ -129,7 +45,7 @@ fn a_lock_is_held_until_the_input_ends() {
 #[test]
 fn why_tells_what_the_holder_itself_waits_for() {
     let place = Place::start();
-    let mut other = place.hold(&["lock", "b", "--holder", "bob"]);
+    let mut other = place.running(&["lock", "b", "--holder", "bob"]);
     other.line();
     // One lease that holds a and waits for b, as a program with a session would have it.
     let lease = place.tenure(&["lease", "grant", "60s"]).ok().trim().to_owned();
@@ -147,14 +63,14 @@ fn why_tells_what_the_holder_itself_waits_for() {
 #[test]
 fn unlocking_needs_the_token_of_the_holder() {
     let place = Place::start();
-    let mut holding = place.hold(&["lock", "a"]);
+    let mut holding = place.running(&["lock", "a"]);
     let token = holding.line();
     assert!(place.tenure(&["unlock", "a", "--token", "1"]).failed(1).contains("not the holder"));
     assert_eq!(place.tenure(&["unlock", "a", "--token", &token]).ok(), "released a\n");
     assert!(place.tenure(&["unlock", "a", "--token", &token]).failed(1).contains("a is free already"));
     assert_eq!(holding.let_go(), Some(122), "the holder is told that it had lost the lock");
 
-    let mut holding = place.hold(&["lock", "a", "--ttl", "3s"]);
+    let mut holding = place.running(&["lock", "a", "--ttl", "3s"]);
     let token = holding.line();
     let why = place.tenure(&["why", "a", "--force-release", &token]).ok();
     assert!(why.contains("a is free") && why.contains("forced"), "{why}");
@@ -164,7 +80,7 @@ fn unlocking_needs_the_token_of_the_holder() {
 #[test]
 fn sessions_are_listed_with_what_they_hold() {
     let place = Place::start();
-    let mut holding = place.hold(&["lock", "a", "--also", "b", "--holder", "ci-7"]);
+    let mut holding = place.running(&["lock", "a", "--also", "b", "--holder", "ci-7"]);
     holding.line();
     let sessions = place.json(&["sessions"])["sessions"].clone();
     assert_eq!(sessions.as_array().unwrap().len(), 1, "{sessions}");
@@ -178,15 +94,40 @@ fn sessions_are_listed_with_what_they_hold() {
 #[test]
 fn an_election_is_won_held_observed_and_handed_over() {
     let place = Place::start();
-    let mut first = place.hold(&["elect", "scheduler", "node-1"]);
+    let mut first = place.running(&["elect", "scheduler", "node-1"]);
     assert!(first.line().starts_with("elected, token "));
-    let mut observer = place.hold(&["elect", "--observe", "scheduler"]);
+    let mut observer = place.running(&["elect", "--observe", "scheduler"]);
     assert_eq!(observer.line(), "node-1");
-    let mut second = place.hold(&["elect", "scheduler", "node-2", "-o", "jsonl"]);
+    let mut second = place.running(&["elect", "scheduler", "node-2", "-o", "jsonl"]);
     place.until_waiters("scheduler", 1);
     assert_eq!(first.let_go(), Some(0));
     let elected: serde_json::Value = serde_json::from_str(&second.line()).unwrap();
     assert_eq!((&elected["election"], &elected["value"]), (&"scheduler".into(), &"node-2".into()));
     assert_eq!(observer.line(), "node-2");
     assert_eq!(second.let_go(), Some(0));
+}
+
+#[tokio::test]
+async fn a_barrier_says_who_is_there_and_how_many_are_missing() {
+    let place = Place::start();
+    let client = tenure_client::Client::connect(&place.server.address).await.unwrap();
+    let early = tokio::spawn(client.barrier("gate", 2).holder("one").pass());
+    while place.json(&["why", "gate"])["waiters"].as_array().unwrap().is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let why = place.tenure(&["why", "gate"]).ok();
+    assert!(why.starts_with("gate is a barrier of 2: 1 more must come\none waits for it:\n  1. one"), "{why}");
+    let listed = place.tenure(&["locks", "-o", "wide"]).ok();
+    assert!(listed.lines().nth(1).unwrap().contains("barrier of 2"), "{listed}");
+    let last = client.barrier("gate", 2).holder("two").pass().await.unwrap();
+    let first = early.await.unwrap().unwrap();
+    let why = place.tenure(&["why", "gate"]).ok();
+    assert!(why.contains("gate is held by one") && why.contains("gate is held by two"), "{why}");
+    let holders = place.json(&["why", "gate"])["holders"].clone();
+    assert_eq!(
+        (&holders[1]["mode"], &holders[1]["parties"], &holders[1]["slot"]),
+        (&"barrier".into(), &2.into(), &1.into())
+    );
+    drop((first, last));
+    client.settled().await;
 }

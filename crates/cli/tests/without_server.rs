@@ -10,6 +10,7 @@ use support::own_address;
 
 const VERBS: &[&[&str]] = &[
     &["serve"],
+    &["dev"],
     &["exec"],
     &["lock"],
     &["unlock"],
@@ -88,6 +89,8 @@ fn wrong_command_lines_end_with_2_and_say_why() {
         (&["serve", "--quota", "8"], "write a number and a unit"),
         (&["bench", "dance"], "put, get, lock"),
         (&["bench", "put", "--seconds", "1", "--requests", "1"], "--requests"),
+        (&["bench", "renewals", "--ttl", "30"], "write a number and a unit"),
+        (&["bench", "expiry", "--leases", "0"], "--leases"),
     ] {
         let said = tenure(arguments).failed(2);
         assert!(said.contains(reason), "{arguments:?}: {said}");

@@ -19,6 +19,8 @@ pub enum Mode {
     Shared,
     /// At most so many holders that asked for the same number.
     Semaphore { slots: u32 },
+    /// Nobody until so many stand before it, then all of them at once.
+    Barrier { parties: u32 },
 }
 
 impl Mode {
@@ -27,6 +29,7 @@ impl Mode {
             Mode::Exclusive => (proto::Mode::Exclusive, 0),
             Mode::Shared => (proto::Mode::Shared, 0),
             Mode::Semaphore { slots } => (proto::Mode::Semaphore, slots),
+            Mode::Barrier { parties } => (proto::Mode::Barrier, parties),
         }
     }
 
@@ -35,6 +38,7 @@ impl Mode {
             proto::Mode::Exclusive => Mode::Exclusive,
             proto::Mode::Shared => Mode::Shared,
             proto::Mode::Semaphore => Mode::Semaphore { slots },
+            proto::Mode::Barrier => Mode::Barrier { parties: slots },
         }
     }
 }
@@ -50,7 +54,7 @@ pub struct Holder {
     pub token: i64,
     pub lease: LeaseInfo,
     pub mode: Mode,
-    /// Of a semaphore.
+    /// Of a semaphore or a barrier.
     pub slot: u32,
     /// Other names that it asked for at the same time.
     pub together_with: Vec<String>,
@@ -133,10 +137,12 @@ pub struct LockDescription {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LockSummary {
     pub name: String,
-    /// The first one.
+    /// The first one; none while all wait at a barrier.
     pub holder: Option<Holder>,
     pub holders: u64,
     pub waiting: u64,
+    /// What the first in the queue asked for.
+    pub mode: Mode,
 }
 
 /// Locks that are held or waited for.
@@ -353,6 +359,7 @@ impl From<proto::RecentHolder> for RecentHolder {
 impl From<proto::LockSummary> for LockSummary {
     fn from(lock: proto::LockSummary) -> LockSummary {
         LockSummary {
+            mode: Mode::from_proto(lock.mode(), lock.slots),
             name: lock.name,
             holder: lock.holder.map(Holder::from),
             holders: lock.holders,

@@ -120,6 +120,7 @@ impl Held {
     }
 
     /// Of a semaphore, which of its slots, from 0 on. What a slot guards is fenced by name and slot.
+    /// Of a barrier, how many of the round came before.
     pub fn slot(&self) -> u32 {
         self.grant.slot
     }

@@ -35,6 +35,7 @@
 //!   Only a client that has never reached anybody fails at once when all endpoints refuse it.
 #![forbid(unsafe_code)]
 
+mod barrier;
 mod call;
 pub mod clock;
 mod cluster;
@@ -61,6 +62,7 @@ mod watch;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+pub use barrier::BarrierRequest;
 pub use clock::Deadline;
 pub use cluster::{Member, Members};
 pub use describe::{

@@ -52,6 +52,14 @@ pub enum LockError {
 }
 
 fn holder_text(holder: &str, since: Option<SystemTime>, waiting: u64) -> String {
+    // Those who wait at a barrier hold nothing yet.
+    if holder.is_empty() && since.is_none() {
+        return match waiting {
+            0 => "nobody has it now".to_owned(),
+            1 => "nobody has it yet, and one waits".to_owned(),
+            _ => format!("nobody has it yet, and {waiting} wait"),
+        };
+    }
     let holder = if holder.is_empty() { "somebody" } else { holder };
     let held = since.and_then(|since| since.elapsed().ok());
     let held = held.map_or_else(String::new, |held| format!(" for {} s", held.as_secs()));
@@ -138,6 +146,11 @@ impl LockRequest {
         self
     }
 
+    pub(crate) fn mode(mut self, mode: Mode) -> LockRequest {
+        self.mode = mode;
+        self
+    }
+
     /// And this one: all are granted together or none is, with one token.
     pub fn also(mut self, name: impl Into<String>) -> LockRequest {
         self.names.push(name.into());
@@ -217,10 +230,11 @@ impl LockRequest {
         if self.names.iter().any(String::is_empty) {
             return unusable("a lock has a name");
         }
-        if self.mode == (Mode::Semaphore { slots: 0 }) {
-            return unusable("a semaphore has one slot at least");
+        match self.mode {
+            Mode::Semaphore { slots: 0 } => unusable("a semaphore has one slot at least"),
+            Mode::Barrier { parties: 0 } => unusable("a barrier has one party at least"),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// When the wait is over.
@@ -357,13 +371,15 @@ impl Drop for Asking {
     }
 }
 
-/// Finds out what became of a request, by asking for the same at once, and gives it back.
+/// Finds out what became of a request, and gives it back: asks for the same, which takes its place over, but
+/// hardly waits, which leaves the place if its turn has not come.
 async fn leave(client: &Client, session: &Session, request: &proto::LockRequest) {
+    let request = &proto::LockRequest { timeout_ms: Some(1), ..request.clone() };
     let kind = Kind { name: "lock", idempotent: true, unlimited: false };
     while session.held_lease().state().lost.is_none() {
         let call = |channel| {
             let request = request.clone();
-            async move { LockServiceClient::new(channel).try_lock(request).await }
+            async move { LockServiceClient::new(channel).lock(request).await }
         };
         match client.connections.call(kind, call).await {
             Ok(response) if response.acquired => {

@@ -1,6 +1,6 @@
 //! What the machine costs: time for each applied put, memory for each key, and a restore.
 //!
-//! `cargo run --release -p tenure-machine --example cost -- [keys] [value bytes]`
+//! `cargo run --release -p tenure-machine --example cost -- [keys] [value bytes]`, or `-- locks [cycles]`
 //!
 //! Prints, asserts nothing. Time is time on the processor, so that other load on the machine counts little. Memory is the process's resident set, with the system's allocator.
 #![allow(clippy::disallowed_types, clippy::disallowed_methods, clippy::disallowed_macros)]
@@ -9,9 +9,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tenure_machine::snapshot::{self, Restore};
-use tenure_machine::{Command, Envelope, Keys, Lock, Machine, Mode, Put, RangeQuery, Txn};
+use tenure_machine::{Command, Envelope, Keys, Lock, Machine, Put, RangeQuery, Txn};
 
 fn main() {
+    if std::env::args().nth(1).is_some_and(|argument| argument == "locks") {
+        let cycles = std::env::args().nth(2).map(|argument| argument.parse().expect("a number"));
+        return locks(cycles.unwrap_or(500_000));
+    }
     let mut arguments = std::env::args().skip(1).map(|argument| argument.parse::<u64>().expect("a number"));
     let keys = arguments.next().unwrap_or(1_000_000);
     let value = Bytes::from(vec![b'v'; arguments.next().unwrap_or(256) as usize]);
@@ -88,6 +92,26 @@ fn main() {
     });
 }
 
+/// 64 sessions with eight locks each, taken and given back in turn.
+fn locks(cycles: u64) {
+    let mut driver = Driver { machine: Machine::new(), index: 0 };
+    for lease in 1..=64 {
+        driver.apply(Command::LeaseGrant(tenure_machine::LeaseGrant { lease, ttl_ms: 1000, client: Bytes::new() }));
+    }
+    let first = driver.machine.state().revision() + 1;
+    driver.measure("lock, unlock", cycles * 2, |number| {
+        // All eight of a session are taken before the first is given back.
+        let (round, place) = (number / 1024, number % 1024);
+        let name = Bytes::from(format!("bench/session/{:04}", place % 512));
+        if place < 512 {
+            let Command::Lock(lock) = lock("", place as i64 % 64 + 1) else { unreachable!() };
+            return Command::Lock(Lock { name, holder: Bytes::from_static(b"bench"), ..lock });
+        }
+        let token = first + (round * 1024 + place - 512) as i64;
+        Command::Unlock(tenure_machine::Unlock { names: vec![name], token, epoch: 0 })
+    });
+}
+
 struct Driver {
     machine: Machine,
     index: u64,
@@ -131,12 +155,6 @@ fn lock(name: &str, lease: i64) -> Command {
         name: Bytes::copy_from_slice(name.as_bytes()),
         lease,
         call: lease as u128,
-        mode: Mode::Exclusive,
-        value: Bytes::new(),
-        overwrite: false,
-        owner: Bytes::new(),
-        holder: Bytes::new(),
-        metadata: Bytes::new(),
         ..Default::default()
     })
 }

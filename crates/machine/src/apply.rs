@@ -12,7 +12,6 @@ use crate::{
     Refusal, Reply, View, limits,
 };
 
-#[derive(Debug)]
 pub struct Machine {
     state: View,
 }
@@ -32,7 +31,7 @@ impl Machine {
         debug_assert!(reply.is_ok() || change.events.is_empty(), "a refused command wrote something");
         let commit = state.finish(&mut change);
         if let Ok(Reply::Lock(reply)) = &mut reply {
-            state.fill_lock_reply(reply);
+            state.fill_lock_reply(reply, &change.lock_changes);
         }
         state.store.trim(limits::TRIM_EVENTS);
         Applied {
@@ -74,8 +73,18 @@ impl Machine {
         self.state.store.trim(events)
     }
 
+    pub(crate) fn state_mut(&mut self) -> &mut View {
+        &mut self.state
+    }
+
     pub(crate) fn restored(state: View) -> Machine {
         Machine { state }
+    }
+}
+
+impl std::fmt::Debug for Machine {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_tuple("Machine").field(&self.state).finish()
     }
 }
 
@@ -90,7 +99,6 @@ impl View {
         match command {
             Command::Put(put) => {
                 self.check_put(put)?;
-                change.events.reserve_exact(1);
                 let prev = self.put(change, put);
                 Ok(Reply::Put { prev: prev.filter(|_| put.prev_kv) })
             }
@@ -129,13 +137,14 @@ impl View {
             Command::Leave(leave) => self.leave(change, leave),
             Command::Alarm(alarm) => Ok(Reply::Alarms(self.change_alarm(*alarm))),
             Command::Publish(member) => {
-                self.members.insert(member.id, Arc::new(member.clone()));
+                self.publish(member);
                 Ok(Reply::Published)
             }
             Command::Unlock(unlock) => self.unlock(change, unlock),
             Command::ForceRelease { name, token } => self.force_release(change, name, *token),
             Command::ForgetLock { name } => self.forget_lock(name),
             Command::ResumeSession { lease } => self.resume_session(*lease),
+            Command::ChangeMembers(change) => self.change_members(change).map(|()| Reply::MembersChanged),
         }
     }
 
@@ -161,8 +170,7 @@ impl View {
         cause: LockEnd,
     ) -> (i64, Vec<Arc<KeyValue>>) {
         if let Keys::One(key) = &delete.keys {
-            change.events.reserve_exact(1);
-            let prev = self.delete(change, key, cause);
+            let prev = self.delete_if_live(change, key, cause);
             let deleted = i64::from(prev.is_some());
             return (deleted, prev.filter(|_| delete.prev_kv).into_iter().collect());
         }

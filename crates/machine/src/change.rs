@@ -7,25 +7,25 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
+use smallvec::SmallVec;
 
 use crate::lock::{self, LockEntry};
 use crate::mvcc::{Written, shared};
 use crate::{
-    Commit, Event, KeyValue, LeaseChange, LeaseId, Lock, LockChange, LockEnd, Mode, Put, Revision, SharedBytes, View,
+    Commit, Event, KeyValue, LeaseChange, LeaseId, Lock, LockChanges, LockEnd, Mode, Put, Revision, SharedBytes, View,
 };
 
 pub(crate) struct Change {
     /// The revision of all that is written.
     pub revision: Revision,
     pub wall_ms: u64,
-    pub events: Vec<Event>,
-    pub lock_changes: Vec<LockChange>,
+    pub events: SmallVec<[Event; 1]>,
+    pub lock_changes: LockChanges,
     pub lease_changes: Vec<LeaseChange>,
-    /// Queues that an entry joined or left.
-    touched: Vec<Bytes>,
-    /// Queues that an entry of this revision joined.
-    joined: Vec<Bytes>,
+    /// Keys whose entries joined or left a queue that is not empty.
+    touched: SmallVec<[SharedBytes; 1]>,
+    /// Keys that became entries at this revision.
+    joined: SmallVec<[SharedBytes; 1]>,
 }
 
 impl Change {
@@ -33,11 +33,11 @@ impl Change {
         Change {
             revision,
             wall_ms,
-            events: Vec::new(),
-            lock_changes: Vec::new(),
+            events: SmallVec::new(),
+            lock_changes: LockChanges::new(),
             lease_changes: Vec::new(),
-            touched: Vec::new(),
-            joined: Vec::new(),
+            touched: SmallVec::new(),
+            joined: SmallVec::new(),
         }
     }
 
@@ -55,7 +55,7 @@ impl Change {
 impl View {
     /// Does a put that was validated. Gives the live version that it replaced.
     pub(crate) fn put(&mut self, change: &mut Change, put: &Put) -> Option<Arc<KeyValue>> {
-        self.write(change, &put.key, None, |prev| {
+        let written = self.write(change, &put.key, None, |prev| {
             // An unchecked transaction may have deleted the key after its put was validated: then there is
             // nothing to keep.
             let value = if put.ignore_value {
@@ -65,7 +65,8 @@ impl View {
             };
             let lease = if put.ignore_lease { prev.map_or(0, |prev| prev.lease) } else { put.lease };
             (value, lease)
-        })
+        });
+        written.prev
     }
 
     /// Writes a version. `lock` are the facts of the entry that this write makes, if not a plain put's.
@@ -75,7 +76,7 @@ impl View {
         key: &[u8],
         lock: Option<&Lock>,
         content: impl FnOnce(Option<&KeyValue>) -> (Box<[u8]>, LeaseId),
-    ) -> Option<Arc<KeyValue>> {
+    ) -> Written {
         let written = self.store.put(change.revision, key, content);
         let old_lease = written.prev.as_ref().map_or(0, |prev| prev.lease);
         let kv = &written.kv;
@@ -91,19 +92,26 @@ impl View {
             self.join(change, kv, lock);
         }
         change.event(&written);
-        written.prev
+        written
     }
 
-    /// Deletes a key if it is live, and with it the place in a queue that it may be.
+    /// Deletes a key that may or may not be live.
+    pub(crate) fn delete_if_live(&mut self, change: &mut Change, key: &[u8], cause: LockEnd) -> Option<Arc<KeyValue>> {
+        // Looked up first without intent to write: a miss must not copy nodes that a view shares.
+        self.store.live(key)?;
+        self.delete(change, key, cause)
+    }
+
+    /// Deletes a live key, and with it the place in a queue that it may be.
     pub(crate) fn delete(&mut self, change: &mut Change, key: &[u8], cause: LockEnd) -> Option<Arc<KeyValue>> {
         let written = self.store.delete(change.revision, key)?;
         if let Some(prev) = &written.prev {
             if prev.lease != 0 {
                 self.leases.detach(prev.lease, &prev.key);
             }
-            if let Some(ended) = self.locks.end(key, prev.create_revision, cause, change.wall_ms) {
-                if let LockChange::Ended { name, .. } = &ended {
-                    change.touched.push(name.clone());
+            if let Some((ended, is_empty)) = self.locks.end(key, prev.create_revision, cause, change.wall_ms) {
+                if !is_empty {
+                    change.touched.push(prev.key.clone());
                 }
                 change.lock_changes.push(ended);
             }
@@ -115,7 +123,7 @@ impl View {
     /// Makes an entry of a key that was just created, if it is one.
     fn join(&mut self, change: &mut Change, kv: &KeyValue, lock: Option<&Lock>) {
         let Some((name, lease)) = lock::split_key(&kv.key) else { return };
-        if lease != kv.lease || change.joined.iter().any(|joined| joined == name) {
+        if lease != kv.lease || change.joined.iter().any(|joined| lock::name_of(joined) == name) {
             return;
         }
         let entry = LockEntry {
@@ -132,9 +140,9 @@ impl View {
             granted_wall_ms: None,
             slot: 0,
         };
-        if let Some(name) = self.locks.join(name, entry) {
-            change.joined.push(name.clone());
-            change.touched.push(name);
+        if self.locks.join(name, entry) {
+            change.joined.push(kv.key.clone());
+            change.touched.push(kv.key.clone());
         }
     }
 
@@ -143,20 +151,17 @@ impl View {
         if change.events.is_empty() {
             return None;
         }
-        let mut events = std::mem::take(&mut change.events);
-        // History keeps it: what a growing list took in advance would stay taken.
-        events.shrink_to_fit();
-        let commit = self.store.commit(events);
-        change.touched.sort_unstable();
-        change.touched.dedup();
-        for name in &change.touched {
-            self.locks.settle(name, change.wall_ms, &mut change.lock_changes);
+        let commit = self.store.commit(std::mem::take(&mut change.events));
+        change.touched.sort_unstable_by(|a, b| lock::name_of(a).cmp(lock::name_of(b)));
+        change.touched.dedup_by(|a, b| lock::name_of(a) == lock::name_of(b));
+        for key in &change.touched {
+            self.locks.settle(lock::name_of(key), change.wall_ms, &mut change.lock_changes);
         }
         Some(commit)
     }
 }
 
-/// A semaphore without slots would block its queue for ever.
+/// A semaphore without slots would block its queue for ever. (A barrier without parties is refused.)
 fn sane_mode(mode: Mode) -> Mode {
     match mode {
         Mode::Slots(slots) => Mode::Slots(slots.max(1)),

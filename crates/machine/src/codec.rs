@@ -12,7 +12,7 @@ use bytes::Bytes;
 use crate::encoding::{ReadResult, Reader, put_bytes, put_signed, put_varint};
 use crate::{
     Alarm, AlarmChange, AlarmKind, Command, Compare, CompareResult, CompareTarget, Delete, Envelope, Keys, LeaseGrant,
-    Leave, Lock, Member, Mode, Op, Origin, Put, RangeQuery, SortOrder, SortTarget, Txn, Unlock, limits,
+    Leave, Lock, Member, MemberChange, Mode, Op, Origin, Put, RangeQuery, SortOrder, SortTarget, Txn, Unlock, limits,
 };
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -116,6 +116,10 @@ fn encode_command(command: &Command, into: &mut Vec<u8>) {
         Command::ResumeSession { lease } => {
             into.push(15);
             put_signed(into, *lease);
+        }
+        Command::ChangeMembers(change) => {
+            into.push(17);
+            encode_change(change, into);
         }
     }
 }
@@ -263,6 +267,10 @@ pub(crate) fn encode_mode(mode: Mode, into: &mut Vec<u8>) {
             into.push(2);
             put_varint(into, u64::from(slots));
         }
+        Mode::Barrier(parties) => {
+            into.push(3);
+            put_varint(into, u64::from(parties));
+        }
     }
 }
 
@@ -271,6 +279,7 @@ pub(crate) fn decode_mode(reader: &mut Reader) -> ReadResult<Mode> {
         0 => Ok(Mode::Exclusive),
         1 => Ok(Mode::Shared),
         2 => Ok(Mode::Slots(reader.small()?)),
+        3 => Ok(Mode::Barrier(reader.small()?)),
         _ => Err("unknown lock mode"),
     }
 }
@@ -312,6 +321,49 @@ pub(crate) fn decode_member(reader: &mut Reader) -> ReadResult<Member> {
     let peer_urls = decode_texts(reader)?;
     let client_urls = decode_texts(reader)?;
     Ok(Member { id, name, peer_urls, client_urls, learner })
+}
+
+fn encode_change(change: &MemberChange, into: &mut Vec<u8>) {
+    match change {
+        MemberChange::Add { member } => {
+            into.push(1);
+            encode_member(member, into);
+        }
+        MemberChange::Promote { id } => {
+            into.push(2);
+            put_varint(into, *id);
+        }
+        MemberChange::Remove { id, force } => {
+            into.push(3);
+            put_varint(into, *id);
+            into.push(u8::from(*force));
+        }
+        MemberChange::Update { member } => {
+            into.push(4);
+            encode_member(member, into);
+        }
+        MemberChange::Together(changes) => {
+            into.push(5);
+            put_varint(into, changes.len() as u64);
+            for change in changes {
+                encode_change(change, into);
+            }
+        }
+    }
+}
+
+/// Several changes are not several within several.
+fn decode_change(reader: &mut Reader, may_be_several: bool) -> ReadResult<MemberChange> {
+    Ok(match reader.byte()? {
+        1 => MemberChange::Add { member: decode_member(reader)? },
+        2 => MemberChange::Promote { id: reader.varint()? },
+        3 => MemberChange::Remove { id: reader.varint()?, force: reader.flag()? },
+        4 => MemberChange::Update { member: decode_member(reader)? },
+        5 if may_be_several => MemberChange::Together(
+            (0..reader.count()?).map(|_| decode_change(reader, false)).collect::<ReadResult<_>>()?,
+        ),
+        _ => return Err("unknown change of members"),
+    })
 }
 
 fn decode_texts(reader: &mut Reader) -> ReadResult<Vec<String>> {
@@ -389,6 +441,7 @@ impl Decoder<'_> {
             14 => Command::ForgetLock { name: self.bytes()? },
             15 => Command::ResumeSession { lease: self.reader.signed()? },
             16 => Command::Lock(self.lock()?),
+            17 => Command::ChangeMembers(decode_change(&mut self.reader, true)?),
             _ => return Err("unknown command"),
         })
     }

@@ -66,6 +66,9 @@ pub enum Command {
     ResumeSession {
         lease: LeaseId,
     },
+    /// What the state notes of a change of members. It travels with the change of raft's configuration, in one
+    /// entry, but for an update, which changes no configuration.
+    ChangeMembers(MemberChange),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -236,6 +239,15 @@ pub enum Mode {
     Shared,
     /// At most this many holders at once.
     Slots(u32),
+    /// Nobody until this many stand at the head of the queue, then all of them at once.
+    Barrier(u32),
+}
+
+impl Mode {
+    /// Whether a token tells a holder's writes from those of others. Where all hold side by side it cannot.
+    pub fn fences(self) -> bool {
+        matches!(self, Mode::Exclusive | Mode::Slots(_))
+    }
 }
 
 /// Takes a place in the queue `name`: creates the entry key `<name>/<lease in hex>` unless it is there.
@@ -309,4 +321,35 @@ pub struct Member {
     pub peer_urls: Vec<String>,
     pub client_urls: Vec<String>,
     pub learner: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MemberChange {
+    /// As a learner or as a voter, as the member says.
+    Add { member: Member },
+    /// From learner to voter.
+    Promote { id: MemberId },
+    /// `force`: also if those who are left and can be reached are too few to go on.
+    Remove { id: MemberId, force: bool },
+    /// Another name, other addresses.
+    Update { member: Member },
+    /// All of these or none, by way of a configuration in which both majorities count.
+    Together(Vec<MemberChange>),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_ends_where_its_last_byte_is_one_more() {
+        let prefix = |bytes: &'static [u8]| match Keys::prefix(Bytes::from_static(bytes)) {
+            Keys::Span { to, .. } => to,
+            Keys::One(_) => panic!("a prefix is a span"),
+        };
+        assert_eq!(prefix(b"ab").as_deref(), Some(&b"ac"[..]));
+        assert_eq!(prefix(b"a\xff\xff").as_deref(), Some(&b"b"[..]));
+        assert_eq!(prefix(b"\xff\xff"), None);
+        assert_eq!(prefix(b""), None);
+    }
 }

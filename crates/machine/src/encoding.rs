@@ -1,9 +1,10 @@
-//! Varints and length-prefixed bytes: the alphabet of [`crate::codec`] and [`crate::snapshot`].
+//! Varints and length-prefixed bytes: the alphabet of [`crate::codec`], of [`crate::snapshot`] and of what members
+//! say to each other.
 //!
 //! A [`Reader`] never panics and never takes memory on the word of a length it has not checked
 //! against what is left.
 
-pub(crate) fn put_varint(into: &mut Vec<u8>, mut value: u64) {
+pub fn put_varint(into: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         into.push(value as u8 | 0x80);
         value >>= 7;
@@ -12,22 +13,22 @@ pub(crate) fn put_varint(into: &mut Vec<u8>, mut value: u64) {
 }
 
 /// Negative numbers take ten bytes: they are legal but do not occur in practice.
-pub(crate) fn put_signed(into: &mut Vec<u8>, value: i64) {
+pub fn put_signed(into: &mut Vec<u8>, value: i64) {
     put_varint(into, value as u64);
 }
 
-pub(crate) fn put_bytes(into: &mut Vec<u8>, bytes: &[u8]) {
+pub fn put_bytes(into: &mut Vec<u8>, bytes: &[u8]) {
     put_varint(into, bytes.len() as u64);
     into.extend_from_slice(bytes);
 }
 
-pub(crate) fn varint_length(value: u64) -> usize {
+pub fn varint_length(value: u64) -> usize {
     (64 - (value | 1).leading_zeros() as usize).div_ceil(7)
 }
 
-pub(crate) type ReadResult<T> = Result<T, &'static str>;
+pub type ReadResult<T> = Result<T, &'static str>;
 
-pub(crate) struct Reader<'a> {
+pub struct Reader<'a> {
     rest: &'a [u8],
 }
 

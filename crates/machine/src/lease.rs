@@ -117,6 +117,14 @@ impl Lease {
         };
         one.into_iter().chain(many.into_iter().flatten())
     }
+
+    pub fn key_count(&self) -> usize {
+        match &self.keys {
+            AttachedKeys::None => 0,
+            AttachedKeys::One(_) => 1,
+            AttachedKeys::Many(keys) => keys.len(),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -132,9 +140,11 @@ mod tests {
         let mut leases = Leases::default();
         leases.restore(7, 1000, 0, SharedBytes::default(), 0);
         let (a, b, c) = (shared(b"a"), shared(b"b"), shared(b"c"));
-        for key in [&c, &a, &b] {
+        for (count, key) in [&c, &a, &b].into_iter().enumerate() {
+            assert_eq!(leases.leases[&7].key_count(), count);
             assert!(leases.attach(7, key));
         }
+        assert_eq!(leases.leases[&7].key_count(), 3);
         assert_eq!(keys(&leases, 7), [a.clone(), b.clone(), c.clone()]);
         leases.detach(7, &b);
         assert_eq!(keys(&leases, 7), [a.clone(), c.clone()]);

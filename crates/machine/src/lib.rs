@@ -14,14 +14,16 @@ mod change;
 mod check;
 pub mod codec;
 pub mod command;
-mod encoding;
+pub mod encoding;
 mod hash;
 mod hash_keys;
 mod lease;
 pub mod limits;
 pub mod lock;
+mod members;
 mod mvcc;
 mod origin;
+mod rebirth;
 pub mod reply;
 pub mod snapshot;
 mod txn;
@@ -33,11 +35,11 @@ pub use view::{LeaseView, View};
 
 pub use command::{
     Alarm, AlarmChange, AlarmKind, Command, Compare, CompareResult, CompareTarget, Delete, Envelope, Keys, LeaseGrant,
-    Leave, Lock, Member, Mode, Op, Origin, Put, RangeQuery, SortOrder, SortTarget, Txn, Unlock,
+    Leave, Lock, Member, MemberChange, Mode, Op, Origin, Put, RangeQuery, SortOrder, SortTarget, Txn, Unlock,
 };
 pub use reply::{
-    Applied, BusyReply, Commit, Event, EventKind, KeyValue, LeaseChange, LockChange, LockEnd, LockReply, OpReply,
-    RangeReply, Refusal, Reply, TxnReply,
+    Applied, BusyReply, Commit, Event, EventKind, KeyValue, LeaseChange, LockChange, LockChanges, LockEnd, LockReply,
+    OpReply, RangeReply, Refusal, Reply, TxnReply,
 };
 
 /// A key or a value as it is kept: shared between the current state, history and replies.

@@ -15,6 +15,8 @@ pub const LOCK_NAME_BYTES: usize = 1024;
 pub const LOCK_NAMES: usize = 64;
 /// Entries looked at to find out whether a request would wait in a circle.
 pub const DEADLOCK_STEPS: usize = 10_000;
+/// Who may meet at one barrier: a round is looked through each time its queue changes, and granted in one apply.
+pub const BARRIER_PARTIES: u32 = 10_000;
 /// What a caller may say about itself on an entry. Checked by services, before a command is proposed.
 pub const LOCK_METADATA_BYTES: usize = 4096;
 /// How many ended holders are remembered, over all locks.
@@ -35,3 +37,5 @@ const _: () = assert!(TXN_NESTING <= TXN_OPERATIONS);
 // A write adds one event at least: trimming must outrun writing or memory would never come down.
 const _: () = assert!(TRIM_EVENTS >= 4);
 const _: () = assert!(LOCK_METADATA_BYTES >= LOCK_NAME_BYTES);
+// A barrier whose parties do not fit into its queue would never open.
+const _: () = assert!(BARRIER_PARTIES as usize <= LOCK_ENTRIES);

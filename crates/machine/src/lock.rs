@@ -18,6 +18,10 @@
 //! when all writes of a command are done: a waiter that ends in the same command as the holder
 //! before it was never granted.
 //!
+//! A barrier is granted in rounds: when nobody holds the queue and as many as the barrier has parties
+//! stand at its head, all of them are granted at once. Nobody joins them later; the next round can
+//! begin when the last of them has left. Until a round is complete a queue may have no holder.
+//!
 //! Limits: a name longer than [`limits::LOCK_NAME_BYTES`] makes no queue (the key is an ordinary
 //! one), an entry beyond [`limits::LOCK_ENTRIES`] is refused. Two entries of one queue never share
 //! a revision: the second of a transaction is an ordinary key.
@@ -25,7 +29,9 @@
 mod commands;
 mod deadlock;
 
-use std::ops::Bound;
+use std::borrow::Borrow;
+use std::cmp::Ordering;
+use std::ops::{Bound, Deref};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -33,7 +39,7 @@ use imbl::{OrdMap, OrdSet, Vector};
 
 pub(crate) use commands::together;
 
-use crate::{LeaseId, LockChange, LockEnd, Mode, Refusal, Revision, SharedBytes, limits};
+use crate::{LeaseId, LockChange, LockChanges, LockEnd, Mode, Refusal, Revision, SharedBytes, limits};
 
 /// A place in a queue, with all that is recorded of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,14 +60,15 @@ pub struct LockEntry {
     pub joined_wall_ms: u64,
     /// Set when it was granted.
     pub granted_wall_ms: Option<u64>,
-    /// Of a semaphore: which of its slots, once granted. What it guards is fenced by name and slot.
+    /// Of a semaphore: which of its slots, once granted. What it guards is fenced by name and slot. Of a
+    /// barrier: the place in its round, from 0 on.
     pub slot: u32,
 }
 
 /// Somebody who held a lock and does no more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecentHolder {
-    pub name: Bytes,
+    pub key: SharedBytes,
     pub token: Revision,
     pub lease: LeaseId,
     pub mode: Mode,
@@ -74,15 +81,29 @@ pub struct RecentHolder {
     pub cause: LockEnd,
 }
 
+impl RecentHolder {
+    /// Of the lock.
+    pub fn name(&self) -> &[u8] {
+        name_of(&self.key)
+    }
+}
+
 #[derive(Clone, Default)]
 pub(crate) struct Locks {
     /// A queue is there as long as it has entries.
-    pub(crate) queues: OrdMap<Bytes, Queue>,
+    pub(crate) queues: OrdMap<LockName, Queue>,
     /// Oldest first.
     pub(crate) recent: Vector<Arc<RecentHolder>>,
     /// The places of each owner that has a name, by queue and token.
-    owners: OrdMap<SharedBytes, OrdSet<(Bytes, Revision)>>,
+    owners: OrdMap<SharedBytes, OrdSet<(LockName, Revision)>>,
     entries: u64,
+}
+
+/// The beginning of the key of one of its entries, so that a name takes no memory of its own.
+#[derive(Clone)]
+pub(crate) struct LockName {
+    key: SharedBytes,
+    length: usize,
 }
 
 #[derive(Clone)]
@@ -110,49 +131,47 @@ impl Locks {
     }
 
     /// The entry that lives in `key`, created at `create_revision`, and its queue.
-    pub fn entry(&self, key: &[u8], create_revision: Revision) -> Option<(&Bytes, &Queue, &Arc<LockEntry>)> {
+    pub fn entry(&self, key: &[u8], create_revision: Revision) -> Option<(&LockName, &Queue, &Arc<LockEntry>)> {
         let (name, _) = split_key(key)?;
         let (name, queue) = self.queues.get_key_value(name)?;
         let entry = queue.entries.get(create_revision).filter(|entry| *entry.key == *key)?;
         Some((name, queue, entry))
     }
 
-    /// Whether one more entry fits.
-    pub fn check_room(&self, name: &[u8]) -> Result<(), Refusal> {
-        match self.queue(name) {
-            Some(queue) if queue.len() >= limits::LOCK_ENTRIES => Err(Refusal::TooManyWaiters),
-            _ => Ok(()),
-        }
-    }
-
-    /// Adds an entry at the end of its queue; it is granted when the command is settled. Gives the
-    /// queue's name, or None if an entry of the same revision is there already (or a later one).
-    pub fn join(&mut self, name: &[u8], entry: LockEntry) -> Option<Bytes> {
+    /// Adds an entry at the end of its queue; it is granted when the command is settled. False if an
+    /// entry of the same revision is there already (or a later one).
+    pub fn join(&mut self, name: &[u8], entry: LockEntry) -> bool {
+        let (token, owner) = (entry.token, entry.owner.clone());
         let entry = Arc::new(entry);
-        if let Some((name, queue)) = self.queues.get_key_value_mut(name) {
-            if queue.entries.last_token() >= entry.token {
-                return None;
+        // Looked up first without intent to write: a miss must not copy nodes only to copy them again.
+        let name = match self.queues.get_key_value(name) {
+            Some((_, queue)) if queue.entries.last_token() >= token => return false,
+            Some((name, _)) => {
+                let name = name.clone();
+                if let Some(queue) = self.queues.get_mut(&name) {
+                    queue.entries.insert(entry);
+                }
+                name
             }
-            let name = name.clone();
-            queue.entries.insert(entry.clone());
-            self.count(&name, &entry);
-            return Some(name);
-        }
-        let name = Bytes::copy_from_slice(name);
-        self.queues.insert(name.clone(), Queue { entries: Entries::One(entry.clone()), last_granted: 0, granted: 0 });
-        self.count(&name, &entry);
-        Some(name)
-    }
-
-    fn count(&mut self, name: &Bytes, entry: &LockEntry) {
+            None => {
+                let name = LockName { key: entry.key.clone(), length: name.len() };
+                let queue = Queue { entries: Entries::One(entry), last_granted: 0, granted: 0 };
+                self.queues.insert(name.clone(), queue);
+                name
+            }
+        };
         self.entries += 1;
-        if !entry.owner.is_empty() {
-            self.owners.entry(entry.owner.clone()).or_default().insert((name.clone(), entry.token));
+        if !owner.is_empty() {
+            self.owners.entry(owner).or_default().insert((name, token));
         }
+        true
     }
 
-    fn discount(&mut self, name: &Bytes, entry: &LockEntry) {
+    fn discount(&mut self, name: &LockName, entry: &LockEntry) {
         self.entries -= 1;
+        if entry.owner.is_empty() {
+            return;
+        }
         if let Some(places) = self.owners.get_mut(&entry.owner) {
             places.remove(&(name.clone(), entry.token));
             if places.is_empty() {
@@ -162,30 +181,29 @@ impl Locks {
     }
 
     /// Where an owner holds or waits.
-    pub fn places_of_owner(&self, owner: &SharedBytes) -> impl Iterator<Item = &(Bytes, Revision)> + '_ {
+    pub fn places_of_owner(&self, owner: &SharedBytes) -> impl Iterator<Item = &(LockName, Revision)> + '_ {
         self.owners.get(owner).into_iter().flatten()
     }
 
-    /// Whether an entry of this mode would be granted as soon as it is made.
-    pub fn would_grant(&self, name: &[u8], mode: Mode) -> bool {
-        let Some(queue) = self.queue(name) else { return true };
-        let last = queue.entries.get(queue.last_granted);
-        queue.granted == queue.len() && last.is_none_or(|last| fits(last.mode, mode, queue.granted))
-    }
-
-    /// Removes the entry that lived in a deleted key, if it was one.
-    pub fn end(&mut self, key: &[u8], create_revision: Revision, cause: LockEnd, wall_ms: u64) -> Option<LockChange> {
-        let (name, _, entry) = self.entry(key, create_revision)?;
-        let (name, entry) = (name.clone(), entry.clone());
-        let queue = self.queues.get_mut(&name)?;
-        let is_empty = queue.remove(&entry);
+    /// Removes the entry that lived in a deleted key, if it was one. Also tells whether its queue is empty now.
+    pub fn end(
+        &mut self,
+        key: &[u8],
+        create_revision: Revision,
+        cause: LockEnd,
+        wall_ms: u64,
+    ) -> Option<(LockChange, bool)> {
+        let (name, queue, entry) = self.entry(key, create_revision)?;
+        let (name, entry, is_empty) = (name.clone(), entry.clone(), queue.len() == 1);
         if is_empty {
             self.queues.remove(&name);
+        } else {
+            self.queues.get_mut(&name)?.remove(&entry);
         }
         self.discount(&name, &entry);
         if let Some(granted_wall_ms) = entry.granted_wall_ms {
             self.remember(RecentHolder {
-                name: name.clone(),
+                key: entry.key.clone(),
                 token: entry.token,
                 lease: entry.lease,
                 mode: entry.mode,
@@ -200,19 +218,20 @@ impl Locks {
         }
         let held = entry.granted_wall_ms.is_some();
         let LockEntry { token, lease, .. } = *entry;
-        Some(LockChange::Ended { name, key: entry.key.clone(), token, lease, held, cause })
+        Some((LockChange::Ended { key: entry.key.clone(), token, lease, held, cause }, is_empty))
     }
 
     /// Grants all that can be granted in the queue `name` now.
-    pub fn settle(&mut self, name: &Bytes, wall_ms: u64, changes: &mut Vec<LockChange>) {
-        // The holder is there and blocks in most cases: seen without copying nodes that a view shares.
-        if self.queues.get(name).is_none_or(|queue| queue.next_grant().is_none()) {
-            return;
-        }
+    pub fn settle(&mut self, name: &[u8], wall_ms: u64, changes: &mut LockChanges) {
+        // The command has written to this queue: nothing is copied here that was not copied already.
         let Some(queue) = self.queues.get_mut(name) else { return };
-        while let Some(entry) = queue.grant_next(wall_ms) {
-            let LockEntry { token, lease, .. } = *entry;
-            changes.push(LockChange::Granted { name: name.clone(), key: entry.key.clone(), token, lease });
+        let mut due = queue.due();
+        while due > 0 {
+            for entry in (0..due).map_while(|_| queue.grant_next(wall_ms)) {
+                let LockEntry { token, lease, slot, .. } = *entry;
+                changes.push(LockChange::Granted { key: entry.key.clone(), token, lease, slot });
+            }
+            due = queue.due();
         }
     }
 
@@ -222,6 +241,11 @@ impl Locks {
         if let Some(entry) = queue.entries.get_mut(token) {
             Arc::make_mut(entry).last_joiner = Some(call);
         }
+    }
+
+    /// Nobody holds or waits; who did so is still known.
+    pub fn without_queues(&self) -> Locks {
+        Locks { recent: self.recent.clone(), ..Locks::default() }
     }
 
     pub fn remember(&mut self, holder: RecentHolder) {
@@ -238,11 +262,16 @@ impl Locks {
         if lease != entry.lease {
             return Err("a lock entry of another lease");
         }
-        let (token, is_granted) = (entry.token, entry.granted_wall_ms.is_some());
-        let name = self.join(name, entry).ok_or("lock entries out of order")?;
-        let queue = self.queues.get_mut(&name).ok_or("lock entries out of order")?;
-        let may_be_granted = queue.next_grant().is_some_and(|next| next.token == token);
-        if is_granted != may_be_granted {
+        let (token, mode, is_granted) = (entry.token, entry.mode, entry.granted_wall_ms.is_some());
+        if !self.join(name, entry) {
+            return Err("lock entries out of order");
+        }
+        let queue = self.queues.get_mut(name).ok_or("lock entries out of order")?;
+        let is_in_turn = match is_granted {
+            true => queue.granted + 1 == queue.len() && queue.goes_with_last(mode),
+            false => queue.due() == 0,
+        };
+        if !is_in_turn {
             return Err("a lock granted out of turn");
         }
         if is_granted {
@@ -250,6 +279,40 @@ impl Locks {
             queue.granted += 1;
         }
         Ok(())
+    }
+}
+
+impl Deref for LockName {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.key[..self.length]
+    }
+}
+
+impl Borrow<[u8]> for LockName {
+    fn borrow(&self) -> &[u8] {
+        self
+    }
+}
+
+impl PartialEq for LockName {
+    fn eq(&self, other: &LockName) -> bool {
+        **self == **other
+    }
+}
+
+impl Eq for LockName {}
+
+impl PartialOrd for LockName {
+    fn partial_cmp(&self, other: &LockName) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for LockName {
+    fn cmp(&self, other: &LockName) -> Ordering {
+        (**self).cmp(&**other)
     }
 }
 
@@ -281,11 +344,25 @@ impl Queue {
         self.iter().take_while(|entry| entry.token < token).count()
     }
 
-    /// The first waiting entry, if its turn has come.
-    fn next_grant(&self) -> Option<&Arc<LockEntry>> {
-        let next = self.entries.after(self.last_granted).next()?;
-        let Some(last) = self.entries.get(self.last_granted) else { return Some(next) };
-        fits(last.mode, next.mode, self.granted).then_some(next)
+    /// Whether one more entry fits.
+    pub fn check_room(&self) -> Result<(), Refusal> {
+        if self.len() >= limits::LOCK_ENTRIES { Err(Refusal::TooManyWaiters) } else { Ok(()) }
+    }
+
+    /// How many of the first waiting entries are to be granted together now.
+    fn due(&self) -> usize {
+        let Some(next) = self.entries.after(self.last_granted).next() else { return 0 };
+        let Mode::Barrier(parties) = next.mode else { return usize::from(self.goes_with_last(next.mode)) };
+        let parties = parties as usize;
+        let is_complete = self.granted == 0
+            && self.len() >= parties
+            && self.iter().take(parties).all(|entry| entry.mode == next.mode);
+        if is_complete { parties } else { 0 }
+    }
+
+    /// Whether one more of this mode may stand beside those that are granted.
+    fn goes_with_last(&self, mode: Mode) -> bool {
+        self.entries.get(self.last_granted).is_none_or(|last| fits(last.mode, mode, self.granted))
     }
 
     /// The entry with this token, if it is granted.
@@ -301,9 +378,14 @@ impl Queue {
     }
 
     fn grant_next(&mut self, wall_ms: u64) -> Option<Arc<LockEntry>> {
-        let next = self.next_grant()?;
+        let next = self.entries.after(self.last_granted).next()?;
         let token = next.token;
-        let slot = if matches!(next.mode, Mode::Slots(_)) { self.free_slot() } else { 0 };
+        let slot = match next.mode {
+            Mode::Slots(_) => self.free_slot(),
+            // A round is granted in one go, to a queue without holders.
+            Mode::Barrier(_) => self.granted as u32,
+            Mode::Exclusive | Mode::Shared => 0,
+        };
         let entry = self.entries.get_mut(token)?;
         let granted = Arc::make_mut(entry);
         (granted.granted_wall_ms, granted.slot) = (Some(wall_ms), slot);
@@ -313,24 +395,35 @@ impl Queue {
         Some(entry)
     }
 
-    /// True if the queue is empty now.
-    fn remove(&mut self, entry: &LockEntry) -> bool {
-        let is_empty = self.entries.remove(entry.token);
+    /// Not for the last one: its queue goes with it.
+    fn remove(&mut self, entry: &LockEntry) {
+        self.entries.remove(entry.token);
         if entry.granted_wall_ms.is_some() {
             self.granted -= 1;
             if entry.token == self.last_granted {
                 self.last_granted = self.entries.before(entry.token).map_or(0, |before| before.token);
             }
         }
-        is_empty
     }
+}
+
+/// Whether an entry of this mode would be granted as soon as it is made.
+pub(crate) fn would_grant(queue: Option<&Queue>, mode: Mode) -> bool {
+    if let Mode::Barrier(parties) = mode {
+        let is_last = queue.map_or(0, Queue::len) + 1 == parties as usize;
+        let meets = |queue: &Queue| queue.granted == 0 && queue.iter().all(|entry| entry.mode == mode);
+        return is_last && queue.is_none_or(meets);
+    }
+    queue.is_none_or(|queue| queue.granted == queue.len() && queue.goes_with_last(mode))
 }
 
 /// Whether an entry goes with the last one that is granted, being one of so many.
 fn fits(last: Mode, next: Mode, granted: usize) -> bool {
     match (last, next) {
         (Mode::Shared, Mode::Shared) => true,
-        (Mode::Slots(slots), Mode::Slots(wanted)) => slots == wanted && granted < slots as usize,
+        (Mode::Slots(slots), Mode::Slots(wanted)) | (Mode::Barrier(slots), Mode::Barrier(wanted)) => {
+            slots == wanted && granted < slots as usize
+        }
         _ => false,
     }
 }
@@ -392,14 +485,9 @@ impl Entries {
         }
     }
 
-    /// True if nothing is left; what was the last entry stays in `One` and the queue is thrown away.
-    fn remove(&mut self, token: Revision) -> bool {
-        match self {
-            Entries::One(_) => true,
-            Entries::Many(entries) => {
-                entries.remove(&token);
-                entries.is_empty()
-            }
+    fn remove(&mut self, token: Revision) {
+        if let Entries::Many(entries) = self {
+            entries.remove(&token);
         }
     }
 }
@@ -420,24 +508,37 @@ pub fn entry_key(name: &[u8], lease: LeaseId) -> Vec<u8> {
     key
 }
 
+/// The name of the queue of an entry's key.
+pub(crate) fn name_of(key: &[u8]) -> &[u8] {
+    key.iter().rposition(|byte| *byte == b'/').map_or(key, |slash| &key[..slash])
+}
+
 /// Takes `<name>/<lease in hex>` apart; None if the key cannot be an entry of any queue.
 pub fn split_key(key: &[u8]) -> Option<(&[u8], LeaseId)> {
     // The digits are at the end and few, so that an ordinary key is seen through after a few bytes.
-    let digits = key.iter().rev().take(17).take_while(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')).count();
-    let split = key.len() - digits;
-    if digits == 0 || digits > 16 || split < 1 || key[split - 1] != b'/' || key[split] == b'0' {
+    let (mut lease, mut split) = (0u64, key.len());
+    for (place, byte) in key.iter().rev().take(17).enumerate() {
+        let digit = match byte {
+            b'0'..=b'9' => byte - b'0',
+            b'a'..=b'f' => byte - b'a' + 10,
+            b'/' => break,
+            _ => return None,
+        };
+        if place == 16 {
+            return None;
+        }
+        lease |= u64::from(digit) << (4 * place);
+        split -= 1;
+    }
+    // The slash, no digit, or a leading zero: one lease has one key.
+    if split == 0 || key.get(split).is_none_or(|first| *first == b'0') {
         return None;
     }
     let name = &key[..split - 1];
     if name.len() > limits::LOCK_NAME_BYTES {
         return None;
     }
-    let lease = key[split..].iter().fold(0u64, |lease, digit| lease << 4 | hex_value(*digit));
     Some((name, LeaseId::try_from(lease).ok()?))
-}
-
-fn hex_value(digit: u8) -> u64 {
-    u64::from(if digit <= b'9' { digit - b'0' } else { digit - b'a' + 10 })
 }
 
 #[cfg(test)]

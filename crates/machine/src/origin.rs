@@ -30,8 +30,19 @@ pub(crate) struct MemberOrigins {
 }
 
 impl Origins {
+    /// Whether a command would have no effect: it was applied before, or its origin is through with it.
+    pub fn is_settled(&self, origin: &Origin) -> bool {
+        self.members.get(&origin.member).is_some_and(|known| match known.boot == origin.boot {
+            true => origin.sequence < known.floor || known.applied.contains(&origin.sequence),
+            false => known.retired.contains(&origin.boot),
+        })
+    }
+
     /// Takes note of a command; false if it was applied before (or came from a replaced boot).
     pub fn admit(&mut self, origin: &Origin) -> bool {
+        if self.is_settled(origin) {
+            return false;
+        }
         let Some(known) = self.members.get_mut(&origin.member) else {
             let mut known = MemberOrigins { boot: origin.boot, ..MemberOrigins::default() };
             known.note(origin);
@@ -39,9 +50,6 @@ impl Origins {
             return true;
         };
         if origin.boot != known.boot {
-            if known.retired.contains(&origin.boot) {
-                return false;
-            }
             known.retired.push_back(known.boot);
             if known.retired.len() > limits::RETIRED_BOOTS {
                 known.retired.pop_front();
@@ -49,9 +57,6 @@ impl Origins {
             known.boot = origin.boot;
             known.floor = 0;
             known.applied = OrdSet::new();
-        }
-        if origin.sequence < known.floor || known.applied.contains(&origin.sequence) {
-            return false;
         }
         known.note(origin);
         true

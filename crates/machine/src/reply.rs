@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use smallvec::SmallVec;
 
-use crate::lock::LockEntry;
+use crate::lock::{LockEntry, name_of};
 use crate::mvcc::keys::is_tombstone;
 use crate::{Alarm, LeaseId, Revision, SharedBytes};
 
@@ -16,7 +17,7 @@ pub struct Applied {
     pub reply: Result<Reply, Refusal>,
     /// What it wrote, if it wrote anything: all of it at one revision.
     pub commit: Option<Commit>,
-    pub lock_changes: Vec<LockChange>,
+    pub lock_changes: LockChanges,
     pub lease_changes: Vec<LeaseChange>,
 }
 
@@ -59,6 +60,7 @@ pub enum Reply {
         epoch: u64,
         ttl_ms: u64,
     },
+    MembersChanged,
     /// A forwarded command that had been applied before.
     Duplicate,
 }
@@ -96,18 +98,18 @@ pub struct LockReply {
     pub token: Revision,
     /// All of them are.
     pub granted: bool,
-    /// Of a semaphore, once granted: which of its slots, from 0 on.
+    /// Of a semaphore, once granted: which of its slots, from 0 on; of a barrier, the place in its round.
     pub slot: u32,
     /// The entry was there before (the same lease asked again).
     pub renewed: bool,
-    /// How many entries stand before this one.
+    /// How many entries stand before this one, unless it is granted.
     pub ahead: usize,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BusyReply {
     pub name: Bytes,
-    /// The first one. None = free, but for those who wait for something else, too.
+    /// The first one. None = free, but for those who wait for something else, too, or for others at a barrier.
     pub holder: Option<Arc<LockEntry>>,
     pub waiting: usize,
 }
@@ -152,12 +154,24 @@ pub enum EventKind {
     Delete,
 }
 
+/// Most commands change one place at most.
+pub type LockChanges = SmallVec<[LockChange; 1]>;
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LockChange {
     /// The entry became a holder: at once when it was created, or because those before it ended.
-    Granted { name: Bytes, key: SharedBytes, token: Revision, lease: LeaseId },
+    Granted { key: SharedBytes, token: Revision, lease: LeaseId, slot: u32 },
     /// The entry is gone, holder or waiter.
-    Ended { name: Bytes, key: SharedBytes, token: Revision, lease: LeaseId, held: bool, cause: LockEnd },
+    Ended { key: SharedBytes, token: Revision, lease: LeaseId, held: bool, cause: LockEnd },
+}
+
+impl LockChange {
+    /// Of the lock.
+    pub fn name(&self) -> &[u8] {
+        match self {
+            LockChange::Granted { key, .. } | LockChange::Ended { key, .. } => name_of(key),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -221,6 +235,8 @@ pub enum Refusal {
     /// Asked for together with others, or twice in one request.
     #[error("lock is held already by the same lease")]
     HeldAlready,
+    #[error("a barrier has one name, and 1 to {} parties", crate::limits::BARRIER_PARTIES)]
+    ImpossibleBarrier,
     #[error("not the holder")]
     NotTheHolder,
     #[error("not held")]

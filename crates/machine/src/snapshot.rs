@@ -19,13 +19,11 @@ mod restore;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use bytes::Bytes;
-
 pub use self::restore::Restore;
 use crate::codec::{encode_alarm, encode_member, encode_mode};
 use crate::encoding::{put_bytes, put_signed, put_varint, varint_length};
 use crate::hash::RecordHasher;
-use crate::lock::{LockEntry, RecentHolder};
+use crate::lock::{LockEntry, LockName, RecentHolder};
 use crate::{EventKind, KeyValue, LeaseId, LockEnd, MemberId, Revision, SharedBytes, View};
 
 /// The format of snapshots that this code writes, and the newest that it reads.
@@ -87,7 +85,7 @@ enum Place {
     Leases(Option<LeaseId>),
     Base(Option<SharedBytes>),
     Events(Revision, usize),
-    Entries(Option<(Bytes, Revision)>),
+    Entries(Option<(LockName, Revision)>),
     Recent(usize),
     End,
     Done,
@@ -267,10 +265,10 @@ impl Writer {
         Place::Entries(None)
     }
 
-    fn entries(&mut self, last: Option<(Bytes, Revision)>, chunk: &mut Chunk) -> Place {
+    fn entries(&mut self, last: Option<(LockName, Revision)>, chunk: &mut Chunk) -> Place {
         let (name, mut last_token) = last.unzip();
         let from = name.as_ref().map_or(Bound::Unbounded, Bound::Included);
-        for (name, queue) in self.view.locks.queues.range::<_, Bytes>((from, Bound::Unbounded)) {
+        for (name, queue) in self.view.locks.queues.range::<_, LockName>((from, Bound::Unbounded)) {
             for entry in queue.after(last_token.take().unwrap_or(0)) {
                 self.record.push(tag::ENTRY);
                 put_entry(&mut self.record, entry);
@@ -342,7 +340,7 @@ fn put_entry(into: &mut Vec<u8>, entry: &LockEntry) {
 }
 
 fn put_recent(into: &mut Vec<u8>, holder: &RecentHolder) {
-    put_bytes(into, &holder.name);
+    put_bytes(into, holder.name());
     put_signed(into, holder.token);
     put_signed(into, holder.lease);
     encode_mode(holder.mode, into);

@@ -37,7 +37,7 @@ impl View {
                 && lease == put.lease
                 && self.store.live(&put.key).is_none()
             {
-                self.locks.check_room(name)?;
+                self.locks.queue(name).map_or(Ok(()), lock::Queue::check_room)?;
             }
         }
         if (put.ignore_value || put.ignore_lease) && self.store.live(&put.key).is_none() {
@@ -65,11 +65,11 @@ impl View {
         let mut matched = false;
         for kv in self.store.live_in(&compare.keys) {
             matched = true;
-            if !compare_holds(compare, Some(kv)) {
+            if !compare.holds_for(Some(kv)) {
                 return false;
             }
         }
-        matched || compare_holds(compare, None)
+        matched || compare.holds_for(None)
     }
 
     fn check_path<'a>(&self, txn: &Txn, path: &mut impl Iterator<Item = &'a bool>) -> Result<(), Refusal> {
@@ -119,23 +119,25 @@ fn next<'a>(path: &mut impl Iterator<Item = &'a bool>) -> bool {
     path.next().copied().unwrap_or(false)
 }
 
-/// A key that is not there reads 0 everywhere, but has no value that anything could be compared with.
-fn compare_holds(compare: &Compare, kv: Option<&KeyValue>) -> bool {
-    let number = |field: fn(&KeyValue) -> i64, target: i64| kv.map_or(0, field).cmp(&target);
-    let ordering = match &compare.target {
-        CompareTarget::Version(version) => number(|kv| kv.version, *version),
-        CompareTarget::CreateRevision(revision) => number(|kv| kv.create_revision, *revision),
-        CompareTarget::ModRevision(revision) => number(|kv| kv.mod_revision, *revision),
-        CompareTarget::Lease(lease) => number(|kv| kv.lease, *lease),
-        CompareTarget::Value(value) => match kv {
-            Some(kv) => kv.value[..].cmp(&value[..]),
-            None => return false,
-        },
-    };
-    match compare.result {
-        CompareResult::Equal => ordering == Ordering::Equal,
-        CompareResult::NotEqual => ordering != Ordering::Equal,
-        CompareResult::Greater => ordering == Ordering::Greater,
-        CompareResult::Less => ordering == Ordering::Less,
+impl Compare {
+    /// A key that is not there reads 0 everywhere, but has no value that anything could be compared with.
+    pub fn holds_for(&self, kv: Option<&KeyValue>) -> bool {
+        let number = |field: fn(&KeyValue) -> i64, target: i64| kv.map_or(0, field).cmp(&target);
+        let ordering = match &self.target {
+            CompareTarget::Version(version) => number(|kv| kv.version, *version),
+            CompareTarget::CreateRevision(revision) => number(|kv| kv.create_revision, *revision),
+            CompareTarget::ModRevision(revision) => number(|kv| kv.mod_revision, *revision),
+            CompareTarget::Lease(lease) => number(|kv| kv.lease, *lease),
+            CompareTarget::Value(value) => match kv {
+                Some(kv) => kv.value[..].cmp(&value[..]),
+                None => return false,
+            },
+        };
+        match self.result {
+            CompareResult::Equal => ordering == Ordering::Equal,
+            CompareResult::NotEqual => ordering != Ordering::Equal,
+            CompareResult::Greater => ordering == Ordering::Greater,
+            CompareResult::Less => ordering == Ordering::Less,
+        }
     }
 }

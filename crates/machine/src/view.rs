@@ -12,7 +12,7 @@ use crate::lock::{LockEntry, Locks, Queue, RecentHolder};
 use crate::mvcc::Store;
 use crate::origin::Origins;
 use crate::{
-    Alarm, Commit, KeyValue, LeaseId, Member, MemberId, RangeQuery, RangeReply, Refusal, Revision, SharedBytes,
+    Alarm, Commit, KeyValue, LeaseId, Member, MemberId, Origin, RangeQuery, RangeReply, Refusal, Revision, SharedBytes,
     hash_keys, snapshot,
 };
 
@@ -92,6 +92,16 @@ impl View {
         self.leases.leases.get(&lease).map(|lease| lease.ttl_ms)
     }
 
+    /// Who asked for a lease that exists; without collecting its keys.
+    pub fn lease_client(&self, lease: LeaseId) -> Option<&SharedBytes> {
+        self.leases.leases.get(&lease).map(|lease| &lease.client)
+    }
+
+    /// 0 if there is no such lease.
+    pub fn lease_key_count(&self, lease: LeaseId) -> usize {
+        self.leases.leases.get(&lease).map_or(0, Lease::key_count)
+    }
+
     /// Every lease and its TTL, in the order of their ids, without collecting their keys.
     pub fn lease_ttls_ms(&self) -> impl Iterator<Item = (LeaseId, u64)> + '_ {
         self.leases.leases.iter().map(|(lease, found)| (*lease, found.ttl_ms))
@@ -103,6 +113,11 @@ impl View {
 
     pub fn members(&self) -> Vec<Member> {
         self.members.values().map(|member| Member::clone(member)).collect()
+    }
+
+    /// Whether a forwarded command would have no effect: it was applied before, or its origin is through with it.
+    pub fn is_settled(&self, origin: &Origin) -> bool {
+        self.origins.is_settled(origin)
     }
 
     pub fn alarms(&self) -> Vec<Alarm> {
@@ -130,6 +145,12 @@ impl View {
         let kv = self.store.live(key)?;
         let (name, _, entry) = self.locks.entry(key, kv.create_revision)?;
         Some((name, entry))
+    }
+
+    /// The entry with this key and token, if it is granted.
+    pub fn lock_grant(&self, key: &[u8], token: Revision) -> Option<&Arc<LockEntry>> {
+        let (_, _, entry) = self.locks.entry(key, token)?;
+        Some(entry).filter(|entry| entry.granted_wall_ms.is_some())
     }
 
     /// Of the stream that carries the session of this lease; 0 = none has yet.

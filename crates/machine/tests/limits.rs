@@ -31,18 +31,7 @@ fn put(key: impl Into<Bytes>, lease: LeaseId) -> Put {
 }
 
 fn lock(name: impl Into<Bytes>, lease: LeaseId) -> Command {
-    Command::Lock(Lock {
-        name: name.into(),
-        lease,
-        call: 1,
-        mode: Mode::Exclusive,
-        value: Bytes::new(),
-        overwrite: false,
-        owner: Bytes::new(),
-        holder: Bytes::new(),
-        metadata: Bytes::new(),
-        ..Default::default()
-    })
+    Command::Lock(Lock { name: name.into(), lease, call: 1, ..Default::default() })
 }
 
 /// `levels` transactions within each other, the innermost with one put.
@@ -232,4 +221,45 @@ fn a_lock_from_before_there_were_several_names_is_still_read() {
     bytes[tag] = 8;
     assert_eq!(bytes.split_off(bytes.len() - 3), [0, 0, 0]);
     assert_eq!(codec::decode(bytes.into()).unwrap(), envelope);
+}
+
+#[test]
+fn modes_keep_their_bytes() {
+    let modes = [
+        (Mode::Exclusive, &[0][..]),
+        (Mode::Shared, &[1]),
+        (Mode::Slots(5), &[2, 5]),
+        // Came later: an older log or snapshot has none of these.
+        (Mode::Barrier(5), &[3, 5]),
+    ];
+    for (mode, bytes) in modes {
+        let Command::Lock(lock) = lock("l", 1) else { unreachable!() };
+        let command = Command::Lock(Lock { mode, ..lock });
+        let mut encoded = Vec::new();
+        codec::encode(&Envelope { wall_ms: 7, origin: None, command }, &mut encoded);
+        // Behind it: value, owner, holder, metadata, names, flags and epoch, all empty.
+        let before_the_end = &encoded[..encoded.len() - 7];
+        assert!(before_the_end.ends_with(&[&[0; 8][..], bytes].concat()), "{mode:?} is {encoded:?}");
+    }
+}
+
+#[test]
+fn so_many_meet_at_a_barrier_and_no_more() {
+    let mut driver = Driver::new();
+    let parties = limits::BARRIER_PARTIES;
+    let arrive = |lease, parties| {
+        let Command::Lock(lock) = lock("l", lease) else { unreachable!() };
+        Command::Lock(Lock { mode: Mode::Barrier(parties), ..lock })
+    };
+    for lease in 1..=LeaseId::from(parties) {
+        driver.grant(lease);
+    }
+    assert_eq!(driver.apply(arrive(1, parties + 1)).reply, Err(Refusal::ImpossibleBarrier));
+    for lease in 1..LeaseId::from(parties) {
+        assert!(driver.apply(arrive(lease, parties)).lock_changes.is_empty());
+    }
+    let all = driver.apply(arrive(LeaseId::from(parties), parties));
+    assert_eq!(all.lock_changes.len(), parties as usize, "all at once");
+    let slots: Vec<_> = driver.machine.state().lock_queue(b"l").map(|entry| entry.slot).collect();
+    assert_eq!(slots, (0..parties).collect::<Vec<_>>());
 }

@@ -31,6 +31,7 @@ scripts!(
     leases,
     locks,
     lock_modes,
+    barriers,
     lock_overwrites,
     lock_service,
     compaction,
@@ -135,7 +136,7 @@ impl Runner {
         let lines = self.machine.state().recent_holders().map(|holder| {
             format!(
                 "{} token {} lease {} holder {:?}: held {} to {}, {:?}",
-                show(&holder.name),
+                show(holder.name()),
                 holder.token,
                 holder.lease,
                 show(&holder.holder),
@@ -309,7 +310,10 @@ fn lock(args: &mut Args) -> Result<Lock, Failure> {
     let mode = match args.take_key("mode") {
         None => Mode::Exclusive,
         Some("shared") => Mode::Shared,
-        Some(slots) => Mode::Slots(slots.parse()?),
+        Some(mode) => match mode.strip_prefix("barrier") {
+            Some(parties) => Mode::Barrier(parties.parse()?),
+            None => Mode::Slots(mode.parse()?),
+        },
     };
     let word = args.next_pos();
     Ok(Lock {
@@ -530,13 +534,14 @@ fn commit_text(commit: &Commit) -> String {
 }
 
 fn lock_change_text(change: &LockChange) -> String {
+    let name = show(change.name());
     match change {
-        LockChange::Granted { name, key, token, lease } => {
-            format!("GRANTED {} to {} token {token} lease {lease}", show(name), show(key))
+        LockChange::Granted { key, token, lease, slot: _ } => {
+            format!("GRANTED {name} to {} token {token} lease {lease}", show(key))
         }
-        LockChange::Ended { name, key, token, lease, held, cause } => {
+        LockChange::Ended { key, token, lease, held, cause } => {
             let was = if *held { "holder" } else { "waiter" };
-            format!("ENDED {} {was} {} token {token} lease {lease}: {cause:?}", show(name), show(key))
+            format!("ENDED {name} {was} {} token {token} lease {lease}: {cause:?}", show(key))
         }
     }
 }

@@ -1,14 +1,17 @@
 //! From a committed entry to its effects: apply it, and tell everybody whom it concerns.
 
 use bytes::Bytes;
-use prost011::Message as _;
-use raft::eraftpb::{ConfChange, ConfChangeV2, Entry, EntryType};
-use tenure_machine::{Applied, Command, LeaseChange, LeaseId, LockChange, LockReply, Reply, SharedBytes, codec};
+use raft::eraftpb::{Entry, EntryType};
+use tenure_machine::{
+    Applied, Command, LeaseChange, LeaseId, LockChange, LockReply, Refusal, Reply, SharedBytes, codec,
+};
 
 use crate::log::entry_bytes;
+use crate::members::described;
 use crate::propose::{Proposal, QueuedCall, Waits, keys_of};
+use crate::question::{LeaderAnswer, Question};
 use crate::read::Confirmed;
-use crate::{Answered, CallId, Failure, Output, Replica, SessionNotice};
+use crate::{Answered, CallId, Config, Failure, Output, Replica, SessionNotice};
 
 impl Replica {
     pub(crate) fn apply(&mut self, committed: Vec<Entry>) {
@@ -21,19 +24,32 @@ impl Replica {
             }
         }
         self.node.advance_apply_to(last);
-        self.node.mut_store().trim(last, self.config.log_tail_bytes);
+        let Config { log_tail_bytes, catch_up_bytes, .. } = self.config;
+        let needed = self.needed_by_others();
+        self.node.mut_store().trim(last, log_tail_bytes, needed, catch_up_bytes);
+    }
+
+    /// Up to here all have the log, or will have it by a snapshot, but for those who are not there.
+    fn needed_by_others(&self) -> u64 {
+        if !self.is_leader() {
+            return u64::MAX;
+        }
+        let active = self.node.raft.prs().iter().filter(|(member, _)| self.is_active(**member));
+        active.map(|(_, progress)| progress.matched.max(progress.pending_snapshot)).min().unwrap_or(u64::MAX)
     }
 
     pub(crate) fn apply_entry(&mut self, entry: Entry) {
         let (index, term) = (entry.index, entry.term);
         let proposal = self.take_proposal(index, term);
         if entry.entry_type() != EntryType::EntryNormal {
-            self.machine.skip(index, term);
-            self.change_configuration(&entry);
-            return;
+            return self.apply_change(entry, proposal.map(|proposal| proposal.waits));
         }
         if entry.data.is_empty() {
             self.machine.skip(index, term);
+            if let Some(Proposal { waits: Waits::Call(call), .. }) = proposal {
+                // Raft makes nothing of a change of members that comes too soon.
+                self.fail(call, Failure::ChangeUnderWay);
+            }
             if !self.leading && self.is_leader() && term == self.node.raft.term {
                 self.begin_leading();
             }
@@ -41,13 +57,16 @@ impl Replica {
         }
         let envelope = match codec::decode(Bytes::from(entry.data)) {
             Ok(envelope) => envelope,
-            Err(error) => {
-                self.failed = true;
-                self.outputs.push(Output::Fatal(format!("log entry {index} of term {term}: {error}")));
-                return;
-            }
+            Err(error) => return self.give_up_over(format!("log entry {index} of term {term}: {error}")),
         };
-        let applied = self.machine.apply(index, term, &envelope);
+        let described = described(&envelope.command);
+        let applied = match described.iter().all(|member| self.is_member(*member)) {
+            true => self.machine.apply(index, term, &envelope),
+            false => self.refuse_strangers(index, term),
+        };
+        if !described.is_empty() {
+            self.tell_members();
+        }
         let term = self.node.raft.term;
         self.lock_hub.feed(&applied.lock_changes, self.machine.state(), term, &mut self.outputs);
         // Who gives something back by itself knows.
@@ -59,10 +78,30 @@ impl Replica {
             Command::LeaseGrant(grant) => drop(self.granting.remove(&grant.lease)),
             Command::Alarm(_) => self.alarm_asked = false,
             Command::Compact { .. } => self.compact_asked = false,
-            Command::Publish(_) => self.members_due = true,
             _ => {}
         }
-        self.tell(applied, proposal.map(|proposal| proposal.waits));
+        let waits = match envelope.origin {
+            Some(origin) => self.take_forward(&origin, &applied.reply),
+            None => proposal.map(|proposal| proposal.waits),
+        };
+        self.tell(applied, waits);
+    }
+
+    /// A member that was removed meanwhile must not come back into the list by what it says of itself.
+    fn refuse_strangers(&mut self, index: u64, term: u64) -> Applied {
+        self.machine.skip(index, term);
+        Applied {
+            revision: self.machine.state().revision(),
+            reply: Err(Refusal::MemberNotFound),
+            commit: None,
+            lock_changes: Default::default(),
+            lease_changes: Vec::new(),
+        }
+    }
+
+    pub(crate) fn give_up_over(&mut self, reason: String) {
+        self.failed = true;
+        self.outputs.push(Output::Fatal(reason));
     }
 
     /// The proposal that this entry is, if it is one of this member's own.
@@ -92,25 +131,6 @@ impl Replica {
         }
     }
 
-    pub(crate) fn change_configuration(&mut self, entry: &Entry) {
-        let changed = match entry.entry_type() {
-            EntryType::EntryConfChange => ConfChange::decode(entry.data.as_slice())
-                .ok()
-                .and_then(|change| self.node.apply_conf_change(&change).ok()),
-            // An empty change is the one that leaves a joint configuration; it is applied like any other.
-            _ => ConfChangeV2::decode(entry.data.as_slice())
-                .ok()
-                .and_then(|change| self.node.apply_conf_change(&change).ok()),
-        };
-        match changed {
-            Some(configuration) => self.node.mut_store().set_configuration(configuration),
-            None => {
-                self.failed = true;
-                self.outputs.push(Output::Fatal(format!("log entry {}: bad configuration change", entry.index)));
-            }
-        }
-    }
-
     /// The first entry of this member's term is applied: from here on it knows all that was granted
     /// before. Nobody could renew during the election, so every lease starts anew, with a margin.
     pub(crate) fn begin_leading(&mut self) {
@@ -120,6 +140,7 @@ impl Replica {
         for (lease, ttl_ms) in self.machine.state().lease_ttls_ms() {
             self.deadlines.set(lease, clock + ttl_ms + margin);
         }
+        self.welcome_all();
     }
 
     pub(crate) fn tell(&mut self, applied: Applied, waits: Option<Waits>) {
@@ -135,17 +156,11 @@ impl Replica {
         let Some(waits) = waits else { return };
         let revision = applied.revision;
         match (waits, applied.reply) {
+            (Waits::Call(call), Ok(Reply::MembersChanged)) => self.tell_members_changed(call),
             (Waits::Call(call), reply) => {
                 self.answer_at(call, revision, reply.map(Answered::Reply).map_err(Failure::from))
             }
-            (Waits::Lock { call: Some(call), joiner }, Ok(Reply::Lock(reply))) => {
-                if reply.granted {
-                    self.reads.gather(Confirmed::Grant { call, reply, joiner }, self.running_ms());
-                } else {
-                    self.queue(call, joiner, reply);
-                }
-            }
-            (Waits::Lock { call: None, joiner, .. }, Ok(Reply::Lock(reply))) => self.leave(&reply, joiner),
+            (Waits::Lock { call, joiner }, Ok(Reply::Lock(reply))) => self.tell_place(call, joiner, reply),
             (Waits::Lock { call: Some(call), .. }, Ok(Reply::Busy(busy))) => {
                 self.answer_at(call, revision, Ok(Answered::Reply(Reply::Busy(busy))))
             }
@@ -155,6 +170,17 @@ impl Replica {
             (Waits::Lock { .. }, _) => {}
             (Waits::Expiry(leases), _) => self.keep_leases(&leases),
             (Waits::Nobody, _) => {}
+        }
+    }
+
+    /// A Lock has taken its place.
+    fn tell_place(&mut self, call: Option<CallId>, joiner: u128, reply: LockReply) {
+        match call {
+            Some(call) if reply.granted => {
+                self.reads.gather(Confirmed::Grant { call, reply, joiner }, self.running_ms())
+            }
+            Some(call) => self.queue(call, joiner, reply),
+            None => self.leave(&reply, joiner),
         }
     }
 
@@ -174,8 +200,8 @@ impl Replica {
         match change {
             LeaseChange::Granted { lease, ttl_ms } => self.deadlines.set(lease, self.running_ms() + ttl_ms),
             LeaseChange::Ended { lease } => {
-                for call in self.deadlines.remove(lease) {
-                    self.answer(call, Ok(Answered::KeptAlive { ttl_ms: None }));
+                for asker in self.deadlines.remove(lease) {
+                    self.tell_asker(asker, LeaderAnswer::KeptAlive { ttl_ms: None });
                 }
             }
         }
@@ -185,6 +211,7 @@ impl Replica {
         match change {
             LockChange::Granted { key, .. } => {
                 for QueuedCall { call, reply, joiner, .. } in self.queued.take_granted(&key) {
+                    // Of several names the first one's slot counts, which may have been granted earlier.
                     let slot = self.machine.state().lock_entry(&reply.key).map_or(0, |(_, entry)| entry.slot);
                     let reply = LockReply { granted: true, slot, ahead: 0, ..reply };
                     self.reads.gather(Confirmed::Grant { call, reply, joiner }, self.running_ms());
@@ -201,10 +228,11 @@ impl Replica {
 
     fn tell_sessions_of_losses(&mut self, changes: &[LockChange]) {
         for change in changes {
-            if let LockChange::Ended { name, token, lease, held: true, cause, .. } = change
+            if let LockChange::Ended { token, lease, held: true, cause, .. } = change
                 && let Some(stream) = self.sessions.get(lease)
             {
-                let notice = SessionNotice::Lost { name: name.clone(), token: *token, cause: *cause };
+                let name = Bytes::copy_from_slice(change.name());
+                let notice = SessionNotice::Lost { name, token: *token, cause: *cause };
                 self.outputs.push(Output::Session { stream: *stream, notice });
             }
         }
@@ -214,8 +242,9 @@ impl Replica {
     pub(crate) fn keep_leases(&mut self, leases: &[LeaseId]) {
         let (now_ms, retry) = (self.running_ms(), self.running_ms() + self.config.election_max_ms);
         for lease in leases {
-            for call in self.deadlines.keep(*lease, retry) {
-                self.reads.gather(Confirmed::KeepAlive { call, lease: *lease, epoch: 0 }, now_ms);
+            for asker in self.deadlines.keep(*lease, retry) {
+                let question = Question::KeepAlive { lease: *lease, epoch: 0 };
+                self.reads.gather(Confirmed::Question { asker, question }, now_ms);
             }
         }
     }

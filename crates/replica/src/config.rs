@@ -25,6 +25,8 @@ pub struct Config {
     pub snapshot_floor_bytes: u64,
     /// Applied entries kept in memory for members that lag a little.
     pub log_tail_bytes: u64,
+    /// More of them are kept, up to this, while a member catches up.
+    pub catch_up_bytes: u64,
     /// Proposals not yet committed; beyond it new ones are refused at once.
     pub inflight_bytes: u64,
     /// What a stream of watches may have undelivered before its watches read on from history.
@@ -37,6 +39,8 @@ pub struct Config {
     pub history_bytes: u64,
     /// A range of more keys than this is answered with a view, to be read on another thread.
     pub range_budget: usize,
+    /// Leases and keys that one command may end; what is due beyond that ends by the next one.
+    pub expiry_budget: usize,
 }
 
 impl Default for Config {
@@ -54,12 +58,14 @@ impl Default for Config {
             join_patience_ms: 5,
             snapshot_floor_bytes: 64 << 20,
             log_tail_bytes: 4 << 20,
+            catch_up_bytes: 256 << 20,
             inflight_bytes: 64 << 20,
             watch_buffer_bytes: 1 << 20,
             quota_bytes: 8 << 30,
             history_age_ms: 60 * 60 * 1000,
             history_bytes: 1 << 30,
             range_budget: 128,
+            expiry_budget: 2000,
         }
     }
 }
@@ -75,6 +81,21 @@ pub struct Boot {
     pub hard_state: HardState,
     /// Contiguous, from `snapshot_index + 1` on.
     pub entries: Vec<LogEntry>,
+}
+
+impl Boot {
+    /// Of a member that joins a cluster which is there already: it knows nothing until it is sent a snapshot.
+    pub fn joining() -> Boot {
+        Boot {
+            machine: Machine::new(),
+            snapshot_index: 0,
+            snapshot_term: 0,
+            configuration: first_configuration(&[]),
+            snapshot_bytes: 0,
+            hard_state: HardState::default(),
+            entries: Vec::new(),
+        }
+    }
 }
 
 /// The index and term of the state that a new cluster starts from: raft needs the first

@@ -1,7 +1,7 @@
 //! Everything that can happen to a member, as one closed list.
 
 use bytes::Bytes;
-use tenure_machine::{Command, Keys, LeaseId, Leave, Lock, Machine, Member, MemberId, RangeQuery, Revision};
+use tenure_machine::{Command, Keys, LeaseId, Leave, Lock, Machine, MemberChange, MemberId, RangeQuery, Revision};
 
 use crate::LockWatchRequest;
 
@@ -46,6 +46,17 @@ pub enum Input {
         /// Of the session's stream that asks; 0 = none.
         epoch: u64,
     },
+    /// Answered with [`crate::Answered::Members`] when it is done.
+    ChangeMembers {
+        call: CallId,
+        change: MemberChange,
+    },
+    /// Have another member lead: this one, or (None) the one that has most of the log. Answered with
+    /// [`crate::Answered::Leader`], whoever it came to be.
+    TransferLeader {
+        call: CallId,
+        to: Option<MemberId>,
+    },
     /// Nobody waits for this call's answer any more. A queued lock leaves its queue.
     Cancel {
         call: CallId,
@@ -72,7 +83,7 @@ pub enum Input {
         stream: StreamId,
         lease: LeaseId,
     },
-    /// A raft message from a peer, as bytes.
+    /// What a peer gave out as [`crate::Output::Send`] for this member.
     Message {
         from: MemberId,
         message: Bytes,
@@ -89,50 +100,22 @@ pub enum Input {
     SnapshotFailed {
         index: u64,
     },
-    /// What became of a [`crate::Output::SendSnapshot`].
+    /// What became of a [`crate::Output::SendSnapshot`]: delivered = the peer has it whole and durable.
     SnapshotSent {
         to: MemberId,
         index: u64,
         delivered: bool,
     },
-    /// A peer's snapshot is here: whole, verified, durable, and restored into a machine.
+    /// A peer's snapshot is here, checked, durable under its own name, and read into a machine. It is no part of
+    /// what this member starts from before a [`crate::Persist`] says so.
     SnapshotReceived {
         from: MemberId,
-        /// As the peer's [`crate::Output::SendSnapshot`] had it.
+        /// As it came out of the peer's [`crate::Output::SendSnapshot`].
         message: Bytes,
         machine: Box<Machine>,
+        /// As the file has it.
         configuration: Bytes,
         bytes: u64,
-    },
-    /// Answered with [`crate::Answered::Members`] once the change is committed.
-    ChangeMembers {
-        call: CallId,
-        change: MemberChange,
-    },
-    /// Hand leadership to this member, or to whoever is fit for it.
-    TransferLeader {
-        call: CallId,
-        to: Option<MemberId>,
-    },
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum MemberChange {
-    /// As a learner or as a voter, as the member says.
-    Add {
-        member: Member,
-    },
-    /// Makes a learner a voter.
-    Promote {
-        id: MemberId,
-    },
-    /// `force`: even if the rest could not go on for want of members that run.
-    Remove {
-        id: MemberId,
-        force: bool,
-    },
-    Update {
-        member: Member,
     },
 }
 

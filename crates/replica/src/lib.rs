@@ -8,22 +8,30 @@
 mod commit;
 pub mod config;
 mod deadlines;
+mod forward;
 pub mod input;
+mod install;
 mod lock_watch;
 mod log;
+mod members;
+mod message;
+mod outbox;
 pub mod output;
 mod propose;
+mod question;
 mod read;
 pub mod replica;
 pub mod status;
+mod transfer;
 mod watch;
 
 pub use config::{Boot, Config, FIRST_INDEX, FIRST_TERM, first_configuration};
-pub use input::{CallId, Consistency, Input, MemberChange, Now, Read, StreamId, WatchId, WatchRequest};
+pub use input::{CallId, Consistency, Input, Now, Read, StreamId, WatchId, WatchRequest};
 pub use lock_watch::{LockEvent, LockNotice, LockWatchRequest};
 pub use output::{
     Answer, Answered, Failure, HardState, InstalledSnapshot, LeaseStatus, LogEntry, Notice, Output, Persist,
     SaveSnapshot, SessionNotice,
 };
 pub use replica::{BootError, Replica};
-pub use status::Status;
+pub use status::{PeerStatus, Status};
+pub use tenure_machine::{Member, MemberChange};

@@ -47,7 +47,7 @@ pub enum LockNotice {
         revision: Revision,
         term: u64,
     },
-    /// Its reader did not keep up: the watch is removed.
+    /// Its reader did not keep up, or this member did not: the watch is removed.
     FellBehind {
         watch: WatchId,
         revision: Revision,
@@ -116,6 +116,18 @@ impl LockHub {
         }
     }
 
+    /// The state has jumped, and what happened meanwhile cannot be told: whoever watches has to look anew.
+    pub(crate) fn jump(&mut self, revision: Revision, term: u64, outputs: &mut Vec<Output>) {
+        self.by_name.clear();
+        self.by_prefix.clear();
+        for (stream, found) in &mut self.streams {
+            for watch in std::mem::take(&mut found.watches).into_keys() {
+                let notice = LockNotice::FellBehind { watch, revision, term };
+                outputs.push(Output::LockNotice { stream: *stream, notice });
+            }
+        }
+    }
+
     fn remove(&mut self, stream: StreamId, watch: WatchId) {
         let Some(name) = self.streams.get_mut(&stream).and_then(|found| found.watches.remove(&watch)) else { return };
         self.by_prefix.remove(&(stream, watch));
@@ -156,22 +168,23 @@ impl LockHub {
 fn events(changes: &[LockChange], view: &View) -> Vec<LockEvent> {
     let revision = view.revision();
     let ended = |token: Revision| view.recent_holders().rev().find(|holder| holder.token == token).cloned();
-    let mut last_ended: BTreeMap<&Bytes, Option<Arc<RecentHolder>>> = BTreeMap::new();
+    let mut last_ended: BTreeMap<&[u8], Option<Arc<RecentHolder>>> = BTreeMap::new();
     let mut events = Vec::new();
     for change in changes {
+        let name = change.name();
+        let event = |holder, ended| LockEvent { name: Bytes::copy_from_slice(name), revision, holder, ended };
         match change {
-            LockChange::Ended { name, token, held: true, .. } => {
+            LockChange::Ended { token, held: true, .. } => {
                 let ended = ended(*token);
                 if view.lock_counts(name).1 == 0 {
-                    events.push(LockEvent { name: name.clone(), revision, holder: None, ended: ended.clone() });
+                    events.push(event(None, ended.clone()));
                 }
                 last_ended.insert(name, ended);
             }
             LockChange::Ended { .. } => {}
-            LockChange::Granted { name, key, .. } => {
+            LockChange::Granted { key, .. } => {
                 let holder = view.lock_entry(key).map(|(_, entry)| entry.clone());
-                let ended = last_ended.get(name).cloned().flatten();
-                events.push(LockEvent { name: name.clone(), revision, holder, ended });
+                events.push(event(holder, last_ended.get(name).cloned().flatten()));
             }
         }
     }

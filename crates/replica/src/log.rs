@@ -4,6 +4,7 @@
 //! is not yet applied, and a bounded tail behind it for members that lag a little. A member that
 //! lags more is sent a snapshot.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 
 use raft::eraftpb::{ConfState, Entry, HardState, Snapshot};
@@ -17,6 +18,17 @@ pub(crate) struct Log {
     before_term: u64,
     entries: VecDeque<Entry>,
     bytes: u64,
+    /// The newest snapshot on this member's disk.
+    saved: SavedSnapshot,
+    /// Somebody needs one that is newer.
+    wanted: Cell<bool>,
+}
+
+#[derive(Clone)]
+pub(crate) struct SavedSnapshot {
+    pub(crate) index: u64,
+    pub(crate) term: u64,
+    pub(crate) configuration: ConfState,
 }
 
 impl Log {
@@ -28,7 +40,9 @@ impl Log {
         entries: Vec<Entry>,
     ) -> Log {
         let bytes = entries.iter().map(entry_bytes).sum();
-        Log { hard_state, configuration, before_index, before_term, entries: entries.into(), bytes }
+        let saved = SavedSnapshot { index: before_index, term: before_term, configuration: configuration.clone() };
+        let wanted = Cell::new(false);
+        Log { hard_state, configuration, before_index, before_term, entries: entries.into(), bytes, saved, wanted }
     }
 
     pub(crate) fn set_configuration(&mut self, configuration: ConfState) {
@@ -53,14 +67,41 @@ impl Log {
         }
     }
 
-    /// Drops the oldest entries up to `applied` until no more than `keep_bytes` remain.
-    pub(crate) fn trim(&mut self, applied: u64, keep_bytes: u64) {
-        while self.bytes > keep_bytes && self.before_index < applied {
+    /// Drops the oldest entries up to `applied` until no more than `keep_bytes` remain. Those behind `needed`
+    /// a member that catches up still has to be sent: they stay until there are more than `most_bytes`.
+    pub(crate) fn trim(&mut self, applied: u64, keep_bytes: u64, needed: u64, most_bytes: u64) {
+        while self.before_index < applied {
+            let keep_bytes = if self.before_index < needed { keep_bytes } else { most_bytes.max(keep_bytes) };
+            if self.bytes <= keep_bytes {
+                return;
+            }
             let Some(entry) = self.entries.pop_front() else { return };
             self.bytes -= entry_bytes(&entry);
             self.before_index = entry.index;
             self.before_term = entry.term;
         }
+    }
+
+    pub(crate) fn saved(&self) -> &SavedSnapshot {
+        &self.saved
+    }
+
+    pub(crate) fn snapshot_saved(&mut self, saved: SavedSnapshot) {
+        self.saved = saved;
+        self.wanted.set(false);
+    }
+
+    pub(crate) fn is_snapshot_wanted(&self) -> bool {
+        self.wanted.get()
+    }
+
+    /// The log begins anew behind a snapshot that came from another member.
+    pub(crate) fn install(&mut self, snapshot: SavedSnapshot) {
+        self.configuration = snapshot.configuration.clone();
+        (self.before_index, self.before_term) = (snapshot.index, snapshot.term);
+        self.entries.clear();
+        self.bytes = 0;
+        self.snapshot_saved(snapshot);
     }
 
     fn last(&self) -> u64 {
@@ -125,9 +166,23 @@ impl Storage for Log {
         Ok(self.last())
     }
 
-    /// Snapshots travel beside raft, which only learns that one is not at hand yet.
-    fn snapshot(&self, _request_index: u64, _to: u64) -> raft::Result<Snapshot> {
-        Err(StorageError::SnapshotTemporarilyUnavailable.into())
+    /// What travels in raft's message speaks of the snapshot; the snapshot itself travels beside it.
+    fn snapshot(&self, request_index: u64, to: u64) -> raft::Result<Snapshot> {
+        let SavedSnapshot { index, term, configuration } = &self.saved;
+        // It must lead to where the log begins, and to a state that knows the member it is for.
+        let knows = |members: &Vec<u64>| members.contains(&to);
+        let ConfState { voters, learners, voters_outgoing, .. } = configuration;
+        let would_do = *index >= self.before_index.max(request_index)
+            && [voters, learners, voters_outgoing].into_iter().any(knows);
+        if !would_do {
+            self.wanted.set(true);
+            return Err(StorageError::SnapshotTemporarilyUnavailable.into());
+        }
+        let mut snapshot = Snapshot::default();
+        let metadata = snapshot.mut_metadata();
+        (metadata.index, metadata.term) = (*index, *term);
+        *metadata.mut_conf_state() = configuration.clone();
+        Ok(snapshot)
     }
 }
 
@@ -156,12 +211,42 @@ mod tests {
     #[test]
     fn trimming_stops_at_what_is_applied() {
         let mut log = log(10);
-        log.trim(5, 0);
+        log.trim(5, 0, 10, 0);
         assert_eq!(log.first_index().unwrap(), 6);
         assert_eq!(log.term(5).unwrap(), 1);
         assert!(log.term(4).is_err());
         assert!(log.entries(5, 7, None, GetEntriesContext::empty(false)).is_err());
         assert_eq!(log.entries(6, 8, None, GetEntriesContext::empty(false)).unwrap().len(), 2);
+    }
+
+    #[test]
+    fn what_somebody_needs_stays_within_bounds() {
+        let mut log = log(10);
+        log.trim(8, 100, 4, 500);
+        assert_eq!((log.first_index().unwrap(), log.bytes), (6, 500), "no more than the most");
+        log.trim(8, 100, 5, 500);
+        assert_eq!(log.first_index().unwrap(), 6);
+        log.trim(8, 100, 10, 500);
+        assert_eq!(log.first_index().unwrap(), 9);
+    }
+
+    #[test]
+    fn a_snapshot_must_lead_to_the_log_and_know_whom_it_is_for() {
+        let mut log = log(10);
+        let saved = |index, voters: &[u64]| SavedSnapshot {
+            index,
+            term: 1,
+            configuration: ConfState { voters: voters.to_vec(), ..ConfState::default() },
+        };
+        log.snapshot_saved(saved(4, &[1, 2]));
+        assert_eq!(log.snapshot(0, 2).unwrap().get_metadata().index, 4);
+        assert!(!log.is_snapshot_wanted());
+        assert!(log.snapshot(0, 3).is_err());
+        assert!(log.is_snapshot_wanted());
+        log.snapshot_saved(saved(6, &[1, 2, 3]));
+        assert!(log.snapshot(0, 3).is_ok() && !log.is_snapshot_wanted());
+        log.trim(8, 0, 10, 0);
+        assert!(log.snapshot(0, 3).is_err() && log.is_snapshot_wanted());
     }
 
     #[test]

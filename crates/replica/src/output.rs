@@ -39,8 +39,8 @@ pub enum Output {
     },
     /// Write this view as a snapshot in the background, then report [`crate::Input::SnapshotSaved`].
     SaveSnapshot(Box<SaveSnapshot>),
-    /// Stream the saved snapshot `index` to a peer, apart from everything else and with this message, then
-    /// report [`crate::Input::SnapshotSent`].
+    /// Stream the saved snapshot `index` to a peer, with `message` along, then report
+    /// [`crate::Input::SnapshotSent`].
     SendSnapshot {
         to: MemberId,
         index: u64,
@@ -62,7 +62,7 @@ pub enum Output {
 #[derive(Debug)]
 pub struct Persist {
     pub number: u64,
-    /// First of all: the log starts anew behind this snapshot, which is on disk already.
+    /// The log begins anew behind this snapshot, which was received: all entries that were appended before are gone.
     pub snapshot: Option<InstalledSnapshot>,
     pub hard_state: Option<HardState>,
     /// May overwrite a suffix of what was appended before.

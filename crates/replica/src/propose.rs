@@ -9,38 +9,61 @@ use tenure_machine::{
     Txn, codec,
 };
 
+use crate::members::changes_configuration;
 use crate::read::Confirmed;
 use crate::{CallId, Failure, Replica};
 
-/// Leases expired by one command; more than these are expired by the next one.
-const EXPIRE_AT_ONCE: usize = 50_000;
 /// How often the leader notes which revision is how old, to compact by age.
 const HISTORY_SAMPLE_MS: u64 = 60_000;
 
 impl Replica {
+    /// Into the log, by whoever leads; kept while nobody does.
     pub(crate) fn propose(&mut self, command: Command, waits: Waits) {
-        let now_ms = self.running_ms();
+        self.propose_since(self.running_ms(), command, waits);
+    }
+
+    fn propose_since(&mut self, since_ms: u64, command: Command, waits: Waits) {
         if !self.is_leader() {
-            self.unsent.push(Unsent { since_ms: now_ms, command, waits });
+            match self.other_leader() {
+                Some(_) => self.forward(command, waits, since_ms),
+                None => self.unsent.push(Unsent { since_ms, command, waits }),
+            }
             return;
         }
-        if self.is_over_quota() && self.grows(&command) {
-            if let Some(call) = waits.call() {
-                self.fail(call, Failure::Refused(Refusal::NoSpace));
-            }
+        // Somebody waits behind a place that is to be left: that must not be lost with this leadership.
+        if matches!((&command, &waits), (Command::Leave(_), Waits::Nobody)) && !self.is_only_voter() {
+            return self.forward(command, waits, since_ms);
+        }
+        let mut envelope = Envelope { wall_ms: 0, origin: None, command };
+        match (self.append(&mut envelope), waits.call()) {
+            (Ok((index, term)), _) => self.proposals.push(Proposal { index, term, since_ms, waits }),
+            (Err(NotAppended::Refused(failure)), Some(call)) => self.fail(call, failure),
+            (Err(NotAppended::Refused(Failure::Refused(_))), None) => {}
+            (Err(_), _) => self.unsent.push(Unsent { since_ms, command: envelope.command, waits }),
+        }
+    }
+
+    /// Into this leader's log, with its stamp; gives index and term.
+    pub(crate) fn append(&mut self, envelope: &mut Envelope) -> Result<(u64, u64), NotAppended> {
+        if self.is_over_quota() && self.grows(&envelope.command) {
             self.raise_no_space();
-            return;
+            return Err(NotAppended::Refused(Failure::Refused(Refusal::NoSpace)));
         }
-        let envelope = Envelope { wall_ms: self.now.wall_ms, origin: None, command };
-        let mut data = Vec::new();
-        codec::encode(&envelope, &mut data);
-        if self.node.propose(Vec::new(), data).is_err() {
-            // The only way a leader refuses is that too much is under way.
-            match waits.call() {
-                Some(call) => self.fail(call, Failure::Overloaded),
-                None => self.unsent.push(Unsent { since_ms: now_ms, command: envelope.command, waits }),
+        if self.node.raft.lead_transferee.is_some() {
+            return Err(NotAppended::NotNow);
+        }
+        envelope.wall_ms = self.now.wall_ms;
+        match &envelope.command {
+            Command::ChangeMembers(change) if changes_configuration(change) => self.append_change(envelope, change)?,
+            _ => {
+                // Encoded where there is room already, so that what the log keeps is allocated once, as large as it is.
+                self.encoded.clear();
+                codec::encode(envelope, &mut self.encoded);
+                // The only reason is that too much is under way.
+                self.node
+                    .propose(Vec::new(), self.encoded.clone())
+                    .map_err(|_| NotAppended::Refused(Failure::Overloaded))?;
             }
-            return;
         }
         let raft = &self.node.raft;
         let (index, term) = (raft.raft_log.last_index(), raft.term);
@@ -51,7 +74,7 @@ impl Replica {
         if let Command::LeaseGrant(grant) = &envelope.command {
             self.granting.insert(grant.lease);
         }
-        self.proposals.push(Proposal { index, term, since_ms: now_ms, waits });
+        Ok((index, term))
     }
 
     /// For a client: behind everything that came before it and was held back.
@@ -65,10 +88,19 @@ impl Replica {
     /// place is durable.
     pub(crate) fn join(&mut self, call: CallId, lock: Lock) {
         let waits = Waits::for_lock(call, &lock);
+        if !self.is_leader() {
+            // Only a leader knows what is under way.
+            return self.propose_in_turn(Command::Lock(lock), waits);
+        }
         let state = self.machine.state();
         let (entries, granted) = state.lock_counts(&lock.name);
-        // Those who share would be granted at once beside holders; behind others, they wait like everybody.
-        let ahead = if lock.mode == Mode::Exclusive { entries } else { entries - granted };
+        let ahead = match lock.mode {
+            Mode::Exclusive => entries,
+            // Those who share would be granted at once beside holders; behind others, they wait like everybody.
+            Mode::Shared | Mode::Slots(_) => entries - granted,
+            // Those who wait ahead may be waiting for this one.
+            Mode::Barrier(_) => 0,
+        };
         // Each command under way may end an entry, and so bring this one to its turn.
         let can_wait = self.config.join_patience_ms > 0 && !lock.try_once && ahead > self.proposals.len();
         if can_wait && state.lock_entry(&entry_key(&lock.name, lock.lease)).is_none() {
@@ -102,10 +134,18 @@ impl Replica {
     }
 
     pub(crate) fn send_unsent(&mut self) {
-        if self.is_leader() && !self.unsent.is_empty() {
-            for unsent in std::mem::take(&mut self.unsent) {
-                self.propose(unsent.command, unsent.waits);
+        if self.can_send() && !self.unsent.is_empty() {
+            for Unsent { since_ms, command, waits } in std::mem::take(&mut self.unsent) {
+                self.propose_since(since_ms, command, waits);
             }
+        }
+    }
+
+    /// Somebody is there to propose to. A leader that is giving up its place takes no more.
+    pub(crate) fn can_send(&self) -> bool {
+        match self.is_leader() {
+            true => self.node.raft.lead_transferee.is_none(),
+            false => self.other_leader().is_some(),
         }
     }
 
@@ -129,6 +169,10 @@ impl Replica {
         cancelled.sort_unstable_by_key(|(call, _)| *call);
         let is_cancelled = |call: CallId| cancelled.binary_search_by_key(&call, |(call, _)| *call).is_ok();
         let mut found = self.proposals.abandon_calls(is_cancelled);
+        found.extend(self.forwards.abandon_calls(is_cancelled));
+        found.extend(self.questions.take_calls(is_cancelled));
+        found.extend(self.membership.take_calls(is_cancelled));
+        found.extend(self.cancel_transfers(is_cancelled));
         self.unsent.retain(|unsent| match unsent.waits.call() {
             Some(call) if is_cancelled(call) => {
                 found.push(call);
@@ -138,7 +182,7 @@ impl Replica {
         });
         self.deadlines.forget_calls(is_cancelled);
         for waiting in self.reads.take_calls(is_cancelled) {
-            found.push(waiting.what.call());
+            found.extend(waiting.what.call());
             self.give_up(&waiting.what);
         }
         found.sort_unstable();
@@ -169,7 +213,10 @@ impl Replica {
     }
 
     pub(crate) fn expire_due(&mut self) {
-        let mut leases = self.deadlines.take_due(self.running_ms(), EXPIRE_AT_ONCE);
+        let state = self.machine.state();
+        let cost = |lease| 1 + state.lease_key_count(lease);
+        let (budget, patience_ms) = (self.config.expiry_budget, self.config.tick_ms);
+        let mut leases = self.deadlines.take_due(self.running_ms(), budget, patience_ms, cost);
         if !self.granting.is_empty() {
             // Such an id is being revoked and granted anew: an expiry behind that would end the new lease.
             let (again, due): (Vec<_>, Vec<_>) = leases.into_iter().partition(|lease| self.granting.contains(lease));
@@ -209,6 +256,13 @@ impl Replica {
             self.propose(Command::Compact { revision: upto }, Waits::Nobody);
         }
     }
+}
+
+/// Why a leader did not take a command.
+pub(crate) enum NotAppended {
+    Refused(Failure),
+    /// It is giving its place to another, who will take it.
+    NotNow,
 }
 
 /// A command that is not proposed yet, because there is no leader or because it can wait.
@@ -349,6 +403,11 @@ impl Queued {
             self.by_key.entry(key.clone()).or_default().push(queued.call);
         }
         self.calls.insert(queued.call, queued);
+    }
+
+    pub(crate) fn take_all(&mut self) -> Vec<QueuedCall> {
+        self.by_key.clear();
+        std::mem::take(&mut self.calls).into_values().collect()
     }
 
     /// An entry is granted: the calls that wait for nothing else.

@@ -1,5 +1,5 @@
 //! Reads that must see everything acknowledged before them, and all else that needs the leader to
-//! know that it still leads: renewals of leases, and grants of locks before they are told.
+//! know that it still leads: questions about leases, and grants of locks before they are told.
 //!
 //! Whatever comes in one step shares one confirmation; the next step begins another without waiting
 //! for it, so that nobody waits for more than one round trip.
@@ -7,24 +7,44 @@
 use std::collections::VecDeque;
 
 use raft::StateRole;
-use tenure_machine::{LeaseId, LockEnd, LockReply, Refusal, SharedBytes};
+use tenure_machine::{LockEnd, LockReply, SharedBytes};
 
 use crate::propose::keys_of;
-use crate::{Answered, CallId, Failure, LeaseStatus, Read, Replica};
+use crate::question::{Asker, Question};
+use crate::{Answered, CallId, Failure, Read, Replica};
 
 impl Replica {
     pub(crate) fn issue_reads(&mut self) {
-        // Raft drops the question without a word before it has committed in its term, or without a leader.
+        if self.can_confirm()
+            && let Some(context) = self.reads.issue(self.running_ms())
+        {
+            self.ask_raft(context);
+        }
+    }
+
+    /// Raft drops a question without a word, and so may the network.
+    pub(crate) fn retry_reads(&mut self) {
+        let (now_ms, patience_ms) = (self.running_ms(), self.patience_ms());
+        if self.can_confirm()
+            && let Some(context) = self.reads.retry(now_ms, patience_ms)
+        {
+            self.ask_raft(context);
+        }
+    }
+
+    /// Before it has committed in its term a leader confirms nothing.
+    fn can_confirm(&self) -> bool {
         let raft = &self.node.raft;
-        let answerable = match raft.state {
+        match raft.state {
             StateRole::Leader => raft.commit_to_current_term(),
             _ => raft.leader_id != raft::INVALID_ID,
-        };
-        if answerable && let Some(context) = self.reads.issue(self.running_ms()) {
-            let mut bytes = self.config.boot.to_be_bytes().to_vec();
-            bytes.extend(context.to_be_bytes());
-            self.node.read_index(bytes);
         }
+    }
+
+    fn ask_raft(&mut self, context: u64) {
+        let mut bytes = self.config.boot.to_be_bytes().to_vec();
+        bytes.extend(context.to_be_bytes());
+        self.node.read_index(bytes);
     }
 
     pub(crate) fn own_context(&self, bytes: &[u8]) -> Option<u64> {
@@ -38,7 +58,7 @@ impl Replica {
             for waiting in confirmed {
                 match waiting.what {
                     Confirmed::Read { call, read } => self.read(call, read),
-                    Confirmed::KeepAlive { call, lease, epoch } => self.keep_alive(call, lease, epoch),
+                    Confirmed::Question { asker, question } => self.answer_question(asker, question),
                     Confirmed::Grant { call, reply, joiner } => match self.why_ended(&reply) {
                         None => self.answer(call, Ok(Answered::Lock(reply))),
                         Some(cause) => {
@@ -56,33 +76,13 @@ impl Replica {
     fn why_ended(&self, reply: &LockReply) -> Option<LockEnd> {
         let state = self.machine.state();
         let stands = |key: &SharedBytes| {
-            state.lock_entry(key).is_some_and(|(_, entry)| {
-                let is_granted = entry.token == reply.token && entry.granted_wall_ms.is_some();
-                is_granted && state.lease_ttl_ms(entry.lease).is_some()
-            })
+            state.lock_grant(key, reply.token).is_some_and(|entry| state.lease_ttl_ms(entry.lease).is_some())
         };
         if keys_of(reply).all(stands) {
             return None;
         }
         let ended = state.recent_holders().rev().find(|holder| holder.token == reply.token);
         Some(ended.map_or(LockEnd::LeaseExpired, |holder| holder.cause))
-    }
-
-    pub(crate) fn keep_alive(&mut self, call: CallId, lease: LeaseId, epoch: u64) {
-        if !self.leading {
-            return self.fail(call, Failure::LeaderChanged);
-        }
-        if epoch != 0 && self.machine.state().session_epoch(lease).is_some_and(|current| current != epoch) {
-            return self.fail(call, Failure::Refused(Refusal::SessionResumed));
-        }
-        if self.deadlines.wait_for_expiry(lease, call) {
-            return;
-        }
-        let ttl_ms = self.machine.state().lease_ttl_ms(lease);
-        if let Some(ttl_ms) = ttl_ms {
-            self.deadlines.set(lease, self.running_ms() + ttl_ms);
-        }
-        self.answer(call, Ok(Answered::KeptAlive { ttl_ms }));
     }
 
     pub(crate) fn read(&mut self, call: CallId, read: Read) {
@@ -93,19 +93,10 @@ impl Replica {
                 None => Ok(Answered::View(Box::new(self.machine.view()))),
             },
             Read::View => Ok(Answered::View(Box::new(self.machine.view()))),
-            Read::LeaseTimeToLive(_) | Read::LeaseTimes(_) if !self.leading => Err(Failure::LeaderChanged),
-            Read::LeaseTimes(leases) => {
-                Ok(Answered::LeaseTimes(leases.into_iter().map(|lease| self.lease_status(lease)).collect()))
-            }
-            Read::LeaseTimeToLive(lease) => Ok(Answered::LeaseTimeToLive(self.lease_status(lease))),
+            Read::LeaseTimes(leases) => return self.ask(call, Question::Times(leases)),
+            Read::LeaseTimeToLive(lease) => return self.ask(call, Question::TimeToLive(lease)),
         };
         self.answer(call, result);
-    }
-
-    pub(crate) fn lease_status(&self, lease: LeaseId) -> Option<LeaseStatus> {
-        let ttl_ms = self.machine.state().lease_ttl_ms(lease)?;
-        let deadline = self.deadlines.deadline(lease)?;
-        Some(LeaseStatus { lease, ttl_ms, remaining_ms: deadline.saturating_sub(self.running_ms()) })
     }
 }
 
@@ -115,10 +106,10 @@ pub(crate) enum Confirmed {
         call: CallId,
         read: Read,
     },
-    KeepAlive {
-        call: CallId,
-        lease: LeaseId,
-        epoch: u64,
+    /// The leader's own.
+    Question {
+        asker: Asker,
+        question: Question,
     },
     /// Tell the caller that it holds the lock, if the grant still stands then.
     Grant {
@@ -129,9 +120,10 @@ pub(crate) enum Confirmed {
 }
 
 impl Confirmed {
-    pub(crate) fn call(&self) -> CallId {
+    pub(crate) fn call(&self) -> Option<CallId> {
         match self {
-            Confirmed::Read { call, .. } | Confirmed::KeepAlive { call, .. } | Confirmed::Grant { call, .. } => *call,
+            Confirmed::Read { call, .. } | Confirmed::Grant { call, .. } => Some(*call),
+            Confirmed::Question { asker, .. } => asker.call(),
         }
     }
 }
@@ -142,7 +134,8 @@ pub(crate) struct Waiting {
 }
 
 struct Round {
-    context: u64,
+    /// One for each time it was asked about. A context is never used for those who came after it.
+    contexts: Vec<u64>,
     issued_ms: u64,
     waiting: Vec<Waiting>,
 }
@@ -172,12 +165,12 @@ impl Reads {
         }
         self.next_context += 1;
         let waiting = std::mem::take(&mut self.gathering);
-        self.issued.push_back(Round { context: self.next_context, issued_ms: now_ms, waiting });
+        self.issued.push_back(Round { contexts: vec![self.next_context], issued_ms: now_ms, waiting });
         Some(self.next_context)
     }
 
     pub(crate) fn confirm(&mut self, context: u64, index: u64) {
-        if let Some(position) = self.issued.iter().position(|round| round.context == context) {
+        while let Some(position) = self.issued.iter().position(|round| round.contexts.contains(&context)) {
             let round = self.issued.remove(position).expect("position is inside");
             self.confirmed.push_back((index, round.waiting));
         }
@@ -189,11 +182,25 @@ impl Reads {
         self.confirmed.remove(position).map(|(_, waiting)| waiting)
     }
 
-    /// Rounds that raft never answered (it drops them without a word) begin again under a new context:
-    /// a delayed answer to the old one must confirm nothing.
-    pub(crate) fn retry_older_than(&mut self, issued_before_ms: u64) {
-        while self.issued.front().is_some_and(|round| round.issued_ms < issued_before_ms) {
-            let round = self.issued.pop_front().expect("there is a front");
+    /// Asks again, under one new context, for all rounds that were not answered in time. An answer to an older
+    /// question is still good for those who waited when it was asked, and for nobody else.
+    pub(crate) fn retry(&mut self, now_ms: u64, patience_ms: u64) -> Option<u64> {
+        let late = self.issued.iter_mut().filter(|round| round.issued_ms + patience_ms < now_ms);
+        let mut context = None;
+        for round in late {
+            if context.is_none() {
+                self.next_context += 1;
+                context = Some(self.next_context);
+            }
+            round.contexts.extend(context);
+            round.issued_ms = now_ms;
+        }
+        context
+    }
+
+    /// Whoever was asked leads no more.
+    pub(crate) fn begin_again(&mut self) {
+        for round in self.issued.drain(..) {
             self.gathering.extend(round.waiting);
         }
     }
@@ -204,22 +211,13 @@ impl Reads {
     }
 
     pub(crate) fn take_calls(&mut self, is_taken: impl Fn(CallId) -> bool) -> Vec<Waiting> {
-        self.take_where(|waiting| is_taken(waiting.what.call()))
+        self.take_where(|waiting| waiting.what.call().is_some_and(&is_taken))
     }
 
-    /// What only the leader of its term may do, when it leads no more.
-    pub(crate) fn take_leaders_own(&mut self) -> Vec<CallId> {
-        self.take_where(|waiting| {
-            let is_of_lease = |read: &Read| matches!(read, Read::LeaseTimeToLive(_) | Read::LeaseTimes(_));
-            match &waiting.what {
-                Confirmed::KeepAlive { .. } => true,
-                Confirmed::Read { read, .. } => is_of_lease(read),
-                Confirmed::Grant { .. } => false,
-            }
-        })
-        .into_iter()
-        .map(|waiting| waiting.what.call())
-        .collect()
+    /// What only the leader of its term may answer, when it leads no more.
+    pub(crate) fn take_questions(&mut self) -> Vec<CallId> {
+        let questions = self.take_where(|waiting| matches!(waiting.what, Confirmed::Question { .. }));
+        questions.into_iter().filter_map(|waiting| waiting.what.call()).collect()
     }
 
     fn take_where(&mut self, matches: impl Fn(&Waiting) -> bool) -> Vec<Waiting> {

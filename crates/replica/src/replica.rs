@@ -6,23 +6,30 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use prost011::Message as _;
+use bytes::Bytes;
 use raft::eraftpb::{ConfState, Entry, HardState as RaftHardState, Message, MessageType};
 use raft::{RawNode, StateRole};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
-use tenure_machine::{LeaseId, Leave, Machine, MemberId};
+use tenure_machine::{Command, LeaseId, Leave, Machine, MemberId};
 
-use crate::config::{Boot, Config, decode_configuration, encode_configuration};
+use crate::config::{Boot, Config, decode_configuration};
 use crate::deadlines::Deadlines;
+use crate::forward::{Forwards, Greeted};
+use crate::install::{Arrived, SnapshotProgress};
 use crate::lock_watch::LockHub;
 use crate::log::Log;
+use crate::members::Membership;
+use crate::message::{self, PeerMessage};
 use crate::propose::{Proposals, Queued, Unsent, Waits};
+use crate::question::{Asker, PeerAnswers, Question, Questions};
 use crate::read::{Confirmed, Reads};
+use crate::status::Roles;
+use crate::transfer::Transfer;
 use crate::watch::Hub;
 use crate::{
-    Answer, Answered, CallId, Consistency, Failure, HardState, Input, LogEntry, Now, Output, Persist, SaveSnapshot,
-    SessionNotice, Status, StreamId,
+    Answer, Answered, CallId, Consistency, Failure, HardState, Input, LogEntry, Now, Output, Persist, Read,
+    SessionNotice, StreamId,
 };
 
 /// History events freed in a tick after a compaction, beside those that each command frees.
@@ -51,10 +58,27 @@ pub struct Replica {
     /// All pauses of this process together, see [`crate::deadlines`].
     pub(crate) paused_ms: u64,
     pub(crate) role: (StateRole, u64),
+    /// Who leads, as far as this member knows, and in which term.
+    pub(crate) leader: (MemberId, u64),
     /// This member leads, and has applied everything that was committed before its term.
     pub(crate) leading: bool,
+    /// When each of the others was last heard of.
+    pub(crate) heard_ms: BTreeMap<MemberId, u64>,
+    /// And when the leader was.
+    pub(crate) heard_leader_ms: u64,
+    pub(crate) membership: Membership,
+    pub(crate) roles: Roles,
+    pub(crate) transfers: Vec<Transfer>,
     pub(crate) unsent: Vec<Unsent>,
     pub(crate) proposals: Proposals,
+    pub(crate) forwards: Forwards,
+    /// As a leader: who forwards to this member.
+    pub(crate) greeted: Greeted,
+    /// Refused in this step, by member.
+    pub(crate) refusals: BTreeMap<MemberId, Vec<(u64, Failure)>>,
+    pub(crate) questions: Questions,
+    /// Answered in this step, for other members.
+    pub(crate) peer_answers: PeerAnswers,
     pub(crate) reads: Reads,
     pub(crate) queued: Queued,
     pub(crate) deadlines: Deadlines,
@@ -73,23 +97,22 @@ pub struct Replica {
     /// Calls given up in this step; looked for once, when all inputs are taken.
     pub(crate) cancelled: Vec<(CallId, Option<Leave>)>,
     pub(crate) snapshot: SnapshotProgress,
+    /// Received, and raft is about to say whether it wants it.
+    pub(crate) arrived: Option<Arrived>,
+    /// Taken by raft and adopted, but not durable yet: number of its Ready, and its index.
+    pub(crate) installing: Option<(u64, u64)>,
+    /// As a leader: snapshots that arrived and whose members have not been heard of since.
+    pub(crate) delivered: BTreeMap<MemberId, (u64, u64)>,
     /// Revisions with the time at which they were current.
     pub(crate) history_samples: std::collections::VecDeque<(u64, i64)>,
     /// Leases whose grant this leader has proposed and not yet applied.
     pub(crate) granting: BTreeSet<LeaseId>,
     pub(crate) alarm_asked: bool,
     pub(crate) compact_asked: bool,
-    /// The members have changed, or were never told.
-    pub(crate) members_due: bool,
+    /// Of the command that is being proposed.
+    pub(crate) encoded: Vec<u8>,
     pub(crate) outputs: Vec<Output>,
     pub(crate) failed: bool,
-}
-
-pub(crate) struct SnapshotProgress {
-    pub(crate) index: u64,
-    pub(crate) bytes: u64,
-    pub(crate) log_bytes_since: u64,
-    pub(crate) saving: Option<u64>,
 }
 
 impl Replica {
@@ -104,7 +127,7 @@ impl Replica {
             commit: boot.hard_state.commit.clamp(boot.snapshot_index, boot.snapshot_index + boot.entries.len() as u64),
         };
         let entries = boot.entries.into_iter().map(raft_entry).collect();
-        let log = Log::new(hard_state, configuration, boot.snapshot_index, boot.snapshot_term, entries);
+        let log = Log::new(hard_state, configuration.clone(), boot.snapshot_index, boot.snapshot_term, entries);
         let (election_min_ticks, election_max_ticks) = election_ticks(&config);
         let raft_config = raft::Config {
             id: config.member,
@@ -139,9 +162,20 @@ impl Replica {
             last_tick_ms: now.monotonic_ms,
             paused_ms: 0,
             role,
+            leader: (raft::INVALID_ID, 0),
             leading: false,
+            heard_ms: BTreeMap::new(),
+            heard_leader_ms: now.monotonic_ms,
+            membership: Membership::default(),
+            roles: Roles::of(&configuration),
+            transfers: Vec::new(),
             unsent: Vec::new(),
             proposals: Proposals::default(),
+            forwards: Forwards::default(),
+            greeted: Greeted::default(),
+            refusals: BTreeMap::new(),
+            questions: Questions::default(),
+            peer_answers: PeerAnswers::new(),
             reads: Reads::default(),
             queued: Queued::default(),
             deadlines: Deadlines::default(),
@@ -155,22 +189,25 @@ impl Replica {
             is_trimming: false,
             cancelled: Vec::new(),
             snapshot: SnapshotProgress {
-                index: boot.snapshot_index,
                 bytes: boot.snapshot_bytes,
                 // The entries behind the snapshot count when they are applied.
                 log_bytes_since: 0,
                 saving: None,
             },
+            arrived: None,
+            installing: None,
+            delivered: BTreeMap::new(),
             history_samples: Default::default(),
             granting: BTreeSet::new(),
             alarm_asked: false,
             compact_asked: false,
-            members_due: true,
+            encoded: Vec::new(),
             outputs: Vec::new(),
             failed: false,
             config,
         };
         replica.note_role();
+        replica.note_removal(false);
         Ok(replica)
     }
 
@@ -180,6 +217,9 @@ impl Replica {
             return;
         }
         std::mem::swap(&mut self.outputs, outputs);
+        if !self.membership.is_told() {
+            self.tell_members();
+        }
         self.pass_time(now);
         for input in inputs {
             self.take(input);
@@ -195,28 +235,6 @@ impl Replica {
     /// When to step again even if nothing comes in.
     pub fn wake_ms(&self) -> u64 {
         self.wake_ms
-    }
-
-    pub fn status(&self) -> Status {
-        let state = self.machine.state();
-        Status {
-            cluster: self.config.cluster,
-            member: self.config.member,
-            leader: self.node.raft.leader_id,
-            learner: self.node.store().configuration().learners.contains(&self.config.member),
-            term: self.node.raft.term,
-            last_index: self.node.raft.raft_log.last_index(),
-            commit_index: self.node.raft.raft_log.committed,
-            applied_index: self.machine.applied_index(),
-            revision: state.revision(),
-            compacted_revision: state.compacted_revision(),
-            bytes: state.bytes(),
-            bytes_live: state.bytes_live(),
-            leases: state.lease_count(),
-            watches: self.hub.watches(),
-            waiting_locks: self.queued.len() as u64,
-            snapshot_index: self.snapshot.index,
-        }
     }
 
     /// The state as applied so far; for checkers and tools.
@@ -235,6 +253,12 @@ impl Replica {
 
     pub(crate) fn is_only_voter(&self) -> bool {
         is_only_voter(self.config.member, self.node.store().configuration())
+    }
+
+    /// Whether something was heard of another member lately.
+    pub(crate) fn is_active(&self, member: MemberId) -> bool {
+        let heard_ms = self.heard_ms.get(&member);
+        heard_ms.is_some_and(|heard_ms| self.running_ms() - heard_ms <= 2 * self.config.election_max_ms)
     }
 
     /// Nobody else is there, not even a learner.
@@ -261,8 +285,10 @@ impl Replica {
                 self.last_tick_ms = now_ms;
                 break;
             }
-            self.node.tick();
-            self.note_role();
+            if self.may_campaign() {
+                self.node.tick();
+                self.note_role();
+            }
         }
         self.step_down_if_log_hangs();
         self.time_out_calls();
@@ -273,6 +299,13 @@ impl Replica {
             self.expire_due();
             self.compact_history();
         }
+    }
+
+    /// Raft takes it for granted that all it has is durable and counted as applied when it begins an election. That
+    /// is not so while a snapshot is being installed, nor for a member that can win without asking anybody.
+    pub(crate) fn may_campaign(&self) -> bool {
+        let is_durable = self.persist_done == self.persist_asked;
+        self.is_leader() || (self.installing.is_none() && (is_durable || !self.is_only_voter()))
     }
 
     /// Rule 14: a leader that cannot write its log must not keep others from leading.
@@ -294,25 +327,35 @@ impl Replica {
             return;
         }
         self.timeouts_due_ms = now_ms + self.config.tick_ms;
-        self.reads.retry_older_than(now_ms.saturating_sub(self.config.election_min_ms));
-        let Some(since_ms) = now_ms.checked_sub(self.config.call_timeout_ms) else { return };
-        for call in self.proposals.abandon_older_than(since_ms) {
+        self.retry_reads();
+        self.give_up_delivered();
+        self.ask_whether_removed();
+        self.tell_removal();
+        let since_ms = now_ms.checked_sub(self.config.call_timeout_ms);
+        self.time_out_transfers(since_ms);
+        let Some(since_ms) = since_ms else { return };
+        let mut late = self.proposals.abandon_older_than(since_ms);
+        late.extend(self.forwards.abandon_older_than(since_ms));
+        late.extend(self.membership.take_older_than(since_ms));
+        for call in late {
             self.fail(call, Failure::TimedOut);
         }
         for waiting in self.reads.take_older_than(since_ms) {
-            self.fail(waiting.what.call(), self.why_unanswered());
+            waiting.what.call().into_iter().for_each(|call| self.fail(call, self.why_unanswered()));
             self.give_up(&waiting.what);
         }
-        let late = self.unsent.iter().take_while(|unsent| unsent.since_ms < since_ms).count();
-        let mut kept = Vec::new();
-        for unsent in self.unsent.drain(..late).collect::<Vec<_>>() {
-            match unsent.waits.call() {
-                Some(call) => self.fail(call, Failure::NoLeader),
-                // A leave must reach the log one day: somebody else waits behind that place.
-                None => kept.push(Unsent { since_ms: now_ms, ..unsent }),
+        for call in self.questions.take_older_than(since_ms) {
+            self.fail(call, self.why_unanswered());
+        }
+        // A leave must reach the log one day: somebody else waits behind that place.
+        let is_late = |unsent: &Unsent| unsent.since_ms < since_ms && unsent.waits.call().is_some();
+        if self.unsent.iter().any(is_late) {
+            let (late, kept) = std::mem::take(&mut self.unsent).into_iter().partition(is_late);
+            self.unsent = kept;
+            for unsent in Vec::<Unsent>::into_iter(late) {
+                unsent.waits.call().into_iter().for_each(|call| self.fail(call, Failure::NoLeader));
             }
         }
-        self.unsent.extend(kept);
     }
 
     pub(crate) fn why_unanswered(&self) -> Failure {
@@ -324,12 +367,17 @@ impl Replica {
             Input::Propose { call, command } => self.propose_in_turn(command, Waits::Call(call)),
             Input::Lock { call, lock } => self.join(call, lock),
             Input::Read { call, read, consistency: Consistency::Serializable } => self.read(call, read),
+            Input::Read { call, read: read @ (Read::LeaseTimeToLive(_) | Read::LeaseTimes(_)), .. } => {
+                self.read(call, read)
+            }
             Input::Read { call, read, consistency: Consistency::Linearizable } => {
                 self.reads.gather(Confirmed::Read { call, read }, self.running_ms())
             }
-            Input::KeepAlive { call, lease, epoch } => {
-                self.reads.gather(Confirmed::KeepAlive { call, lease, epoch }, self.running_ms())
+            Input::KeepAlive { call, lease, epoch } => self.ask(call, Question::KeepAlive { lease, epoch }),
+            Input::ChangeMembers { call, change } => {
+                self.propose_in_turn(Command::ChangeMembers(change), Waits::Call(call))
             }
+            Input::TransferLeader { call, to } => self.transfer(call, to),
             Input::Cancel { call } => self.cancel(call, None),
             Input::CancelLock { call, leave } => self.cancel(call, Some(leave)),
             Input::Watch { stream, request } => {
@@ -348,35 +396,45 @@ impl Replica {
             }
             Input::Message { from, message } => self.take_message(from, &message),
             Input::Persisted { number } => self.persisted(number),
-            Input::SnapshotSaved { index, bytes } => {
-                if self.snapshot.saving == Some(index) {
-                    self.snapshot =
-                        SnapshotProgress { index, bytes, log_bytes_since: self.snapshot.log_bytes_since, saving: None };
-                }
-            }
-            Input::SnapshotFailed { index } => {
-                if self.snapshot.saving == Some(index) {
-                    self.snapshot.saving = None;
-                }
-            }
-            // A cluster does not change yet, and no snapshot is sent within it.
-            Input::SnapshotSent { .. } | Input::SnapshotReceived { .. } => {}
-            Input::ChangeMembers { call, .. } | Input::TransferLeader { call, .. } => {
-                self.fail(call, Failure::NoLeader)
+            Input::SnapshotSaved { index, bytes } => self.snapshot_saved(index, bytes),
+            Input::SnapshotFailed { index } => self.snapshot_failed(index),
+            Input::SnapshotSent { to, index, delivered } => self.snapshot_sent(to, index, delivered),
+            Input::SnapshotReceived { from, message, machine, configuration, bytes } => {
+                self.receive_snapshot(from, &message, machine, &configuration, bytes)
             }
         }
     }
 
-    pub(crate) fn take_message(&mut self, from: u64, message: &[u8]) {
-        // What does not decode, is meant for another, or cannot be handled yet (proposals of others, a
-        // snapshot to install) is dropped as if the network had lost it.
-        if let Ok(message) = Message::decode(message)
-            && message.to == self.config.member
+    pub(crate) fn take_message(&mut self, from: MemberId, message: &Bytes) {
+        self.heard_ms.insert(from, self.running_ms());
+        match message::decode(message) {
+            Some(PeerMessage::Raft(message)) => self.take_raft_message(from, *message),
+            Some(PeerMessage::Hello { term, boot }) => self.take_hello(from, term, boot),
+            Some(PeerMessage::Welcome { term, boot, session }) => self.take_welcome(term, boot, session),
+            Some(PeerMessage::Commands { term, boot, session, commands }) => {
+                self.take_commands(from, (term, boot, session), commands)
+            }
+            Some(PeerMessage::Refusals { term, boot, refusals }) => self.take_refusals(term, boot, refusals),
+            Some(PeerMessage::Questions { term, boot, questions }) => self.take_questions(from, term, boot, questions),
+            Some(PeerMessage::Answers { boot, answers }) => self.take_answers(boot, answers),
+            Some(PeerMessage::Transfer { term, to }) => self.take_transfer(from, term, to),
+            Some(PeerMessage::Presence { cluster, applied }) => self.take_presence(from, cluster, applied),
+            Some(PeerMessage::Removed { cluster, applied }) => self.take_removed(from, cluster, applied),
+            None => {}
+        }
+    }
+
+    fn take_raft_message(&mut self, from: MemberId, message: Message) {
+        if message.to == self.config.member
             && message.from == from
-            && !matches!(message.msg_type(), MessageType::MsgPropose | MessageType::MsgSnapshot)
+            && message::is_sound(&message, self.node.raft.raft_log.last_index())
+            && (message.msg_type() != MessageType::MsgTimeoutNow || self.may_campaign())
         {
             let _ = self.node.step(message);
             self.note_role();
+            if self.node.raft.leader_id == from {
+                self.heard_leader_ms = self.running_ms();
+            }
         }
     }
 
@@ -387,6 +445,8 @@ impl Replica {
             if self.unsent_due_ms().is_some_and(|due_ms| due_ms <= self.running_ms()) {
                 self.send_unsent();
             }
+            self.send_forwards();
+            self.send_questions();
             self.issue_reads();
             if !self.node.has_ready() {
                 break;
@@ -398,26 +458,38 @@ impl Replica {
         }
     }
 
-    /// Rule 16: the election timeout is drawn when role or term changes, and only then.
     pub(crate) fn note_role(&mut self) {
+        let leader = (self.node.raft.leader_id, self.node.raft.term);
+        if leader != self.leader {
+            self.leader = leader;
+            self.tell_sessions_of_leader();
+            self.tell_transfers();
+            self.reads.begin_again();
+        }
+        self.note_own_role();
+    }
+
+    /// Rule 16: the election timeout is drawn when role or term changes, and only then.
+    fn note_own_role(&mut self) {
         let role = (self.node.raft.state, self.node.raft.term);
         if role == self.role {
             return;
         }
         self.role = role;
-        self.tell_sessions_of_leader();
         let (low, high) = election_ticks(&self.config);
         let ticks = low + (self.random.next_u64() % (high - low) as u64) as usize;
         self.node.raft.set_randomized_election_timeout(ticks);
         (self.alarm_asked, self.compact_asked) = (false, false);
         self.granting.clear();
+        self.greeted = Greeted::default();
+        self.delivered.clear();
         if self.leading {
             self.leading = false;
             self.history_samples.clear();
             // In another term they would expire nothing.
             self.unsent.retain(|unsent| !matches!(unsent.waits, Waits::Expiry(_)));
-            let mut calls = self.deadlines.clear();
-            calls.extend(self.reads.take_leaders_own());
+            let mut calls: Vec<CallId> = self.deadlines.clear().into_iter().filter_map(Asker::call).collect();
+            calls.extend(self.reads.take_questions());
             for call in calls {
                 self.fail(call, Failure::LeaderChanged);
             }
@@ -436,13 +508,22 @@ impl Replica {
         let number = ready.number();
         self.last_ready = number;
         for message in ready.take_messages() {
-            self.outputs.push(Output::Send { to: message.to, message: message.encode_to_vec().into() });
+            self.send(&message);
         }
-        let messages: Vec<_> =
-            ready.take_persisted_messages().into_iter().map(|m| (m.to, m.encode_to_vec().into())).collect();
+        let mut messages = Vec::new();
+        for message in ready.take_persisted_messages() {
+            match message.msg_type() {
+                // A question promises nothing, and need not wait until something is durable.
+                MessageType::MsgReadIndex => self.send(&message),
+                // Of a leader that is none any more.
+                MessageType::MsgSnapshot => {}
+                _ => messages.push((message.to, message::encode_raft(&message))),
+            }
+        }
         let hard_state = ready.hs().map(|state| HardState { term: state.term, vote: state.vote, commit: state.commit });
         let entries = ready.take_entries();
         let sync = ready.must_sync();
+        let snapshot = self.begin_install(number, ready.snapshot());
         self.node.mut_store().append(&entries);
         let read_states = ready.take_read_states();
         let committed = ready.take_committed_entries();
@@ -454,9 +535,12 @@ impl Replica {
             let entries = entries.into_iter().map(log_entry).collect();
             self.persist_asked = number;
             self.unpersisted_since_ms.get_or_insert(self.now.monotonic_ms - self.paused_ms);
-            self.outputs.push(Output::Persist(Persist { number, snapshot: None, hard_state, entries, sync, messages }));
+            self.outputs.push(Output::Persist(Persist { number, snapshot, hard_state, entries, sync, messages }));
         } else if self.persist_asked == self.persist_done {
             self.node.on_persist_ready(number);
+        }
+        if snapshot.is_some() {
+            self.adopt();
         }
         for read_state in read_states {
             if let Some(context) = self.own_context(&read_state.request_ctx) {
@@ -476,6 +560,17 @@ impl Replica {
         self.unpersisted_since_ms = (!all_done).then_some(self.running_ms());
         // Readys behind the last one that went to the log had nothing to persist.
         self.node.on_persist_ready(if all_done { self.last_ready } else { number });
+        self.installed(number);
+    }
+
+    fn send(&mut self, message: &Message) {
+        let (to, bytes) = (message.to, message::encode_raft(message));
+        self.outputs.push(match message.msg_type() {
+            MessageType::MsgSnapshot => {
+                Output::SendSnapshot { to, index: message.get_snapshot().get_metadata().index, message: bytes }
+            }
+            _ => Output::Send { to, message: bytes },
+        });
     }
 
     pub(crate) fn answer(&mut self, call: CallId, result: Result<Answered, Failure>) {
@@ -492,33 +587,11 @@ impl Replica {
     }
 
     pub(crate) fn end_step(&mut self) {
+        self.send_refusals();
+        self.send_answers();
         self.hub.flush(&self.machine, self.node.raft.term, &mut self.outputs);
         self.ask_for_snapshot();
-        if std::mem::take(&mut self.members_due) {
-            let members = self.machine.state().members();
-            if !members.is_empty() {
-                self.outputs.push(Output::Members(members));
-            }
-        }
         self.wake_ms = self.next_wake_ms();
-    }
-
-    /// When the log has outgrown the data, a snapshot costs no more than the log did.
-    pub(crate) fn ask_for_snapshot(&mut self) {
-        let progress = &mut self.snapshot;
-        let due = progress.log_bytes_since > progress.bytes.max(self.config.snapshot_floor_bytes);
-        if !due || progress.saving.is_some() || self.machine.applied_index() <= progress.index {
-            return;
-        }
-        let index = self.machine.applied_index();
-        progress.saving = Some(index);
-        progress.log_bytes_since = 0;
-        self.outputs.push(Output::SaveSnapshot(Box::new(SaveSnapshot {
-            index,
-            term: self.machine.applied_term(),
-            configuration: encode_configuration(self.node.store().configuration()),
-            view: self.machine.view(),
-        })));
     }
 
     pub(crate) fn next_wake_ms(&self) -> u64 {
@@ -531,7 +604,7 @@ impl Replica {
         {
             wake = wake.min(deadline + self.paused_ms);
         }
-        if let Some(due_ms) = self.unsent_due_ms().filter(|_| self.is_leader()) {
+        if let Some(due_ms) = self.unsent_due_ms().filter(|_| self.can_send()) {
             wake = wake.min(due_ms + self.paused_ms);
         }
         if !self.reads.is_idle() || self.is_trimming {

@@ -1,9 +1,14 @@
 //! What a member says of itself, for people and for health checks.
 
+use std::sync::Arc;
+
+use raft::eraftpb::ConfState;
 use tenure_machine::{MemberId, Revision};
 
-/// Taken after every step; cheap to copy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+use crate::Replica;
+
+/// Taken after every step; cheap to clone.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Status {
     pub cluster: u64,
     pub member: MemberId,
@@ -22,4 +27,80 @@ pub struct Status {
     pub watches: u64,
     pub waiting_locks: u64,
     pub snapshot_index: u64,
+    /// Those whose majority decides; in a joint configuration those who will.
+    pub voters: Arc<[MemberId]>,
+    pub learners: Arc<[MemberId]>,
+    /// On the leader: how far each of the others is.
+    pub peers: Arc<[PeerStatus]>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeerStatus {
+    pub member: MemberId,
+    /// The last index of which it is known that the member has it.
+    pub matched: u64,
+    /// Something was heard of it lately.
+    pub active: bool,
+}
+
+/// Who votes and who learns, as a status shows it: shared by all that are taken between two changes.
+#[derive(Clone, Default)]
+pub(crate) struct Roles {
+    voters: Arc<[MemberId]>,
+    learners: Arc<[MemberId]>,
+}
+
+impl Roles {
+    pub(crate) fn of(configuration: &ConfState) -> Roles {
+        let sorted = |members: &[MemberId]| {
+            let mut members = members.to_vec();
+            members.sort_unstable();
+            members.into()
+        };
+        Roles { voters: sorted(&configuration.voters), learners: sorted(&configuration.learners) }
+    }
+}
+
+impl Replica {
+    pub fn status(&self) -> Status {
+        let state = self.machine.state();
+        let Roles { voters, learners } = self.roles.clone();
+        Status {
+            cluster: self.config.cluster,
+            member: self.config.member,
+            leader: self.node.raft.leader_id,
+            learner: learners.contains(&self.config.member),
+            term: self.node.raft.term,
+            last_index: self.node.raft.raft_log.last_index(),
+            commit_index: self.node.raft.raft_log.committed,
+            applied_index: self.machine.applied_index(),
+            revision: state.revision(),
+            compacted_revision: state.compacted_revision(),
+            bytes: state.bytes(),
+            bytes_live: state.bytes_live(),
+            leases: state.lease_count(),
+            watches: self.hub.watches(),
+            waiting_locks: self.queued.len() as u64,
+            snapshot_index: self.node.store().saved().index,
+            voters,
+            learners,
+            peers: self.peers(),
+        }
+    }
+
+    fn peers(&self) -> Arc<[PeerStatus]> {
+        if !self.is_leader() || self.is_alone() {
+            return Arc::default();
+        }
+        let others = self.node.raft.prs().iter().filter(|(member, _)| **member != self.config.member);
+        let mut peers: Vec<_> = others
+            .map(|(member, progress)| PeerStatus {
+                member: *member,
+                matched: progress.matched,
+                active: self.is_active(*member),
+            })
+            .collect();
+        peers.sort_unstable_by_key(|peer| peer.member);
+        peers.into()
+    }
 }

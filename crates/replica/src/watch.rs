@@ -161,6 +161,25 @@ impl Hub {
         }
     }
 
+    /// The state has jumped from revision `before` to a later one: those who were fed read on from history.
+    pub(crate) fn jump(&mut self, before: Revision, machine: &Machine, term: u64, outputs: &mut Vec<Output>) {
+        for ((stream, watch), feed) in std::mem::take(&mut self.fed) {
+            outputs.push(commits_notice(stream, watch, feed, before, term));
+        }
+        self.synced = Index::default();
+        let mut places = Vec::new();
+        for (stream, Stream { watches, .. }) in &mut self.streams {
+            for (watch, found) in watches.iter_mut().filter(|(_, found)| found.state == State::Synced) {
+                found.next = found.next.max(before + 1);
+                found.state = State::Held;
+                places.push((*stream, *watch));
+            }
+        }
+        for place in places {
+            self.admit(place, machine, term, outputs);
+        }
+    }
+
     /// Ends a step: gives out what was fed, then answers those who asked how far they are.
     pub(crate) fn flush(&mut self, machine: &Machine, term: u64, outputs: &mut Vec<Output>) {
         let revision = machine.state().revision();

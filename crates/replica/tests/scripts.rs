@@ -18,7 +18,7 @@ use harness::{Calls, Disk, config};
 use tenure_machine::*;
 use tenure_replica::{
     Answer, Answered, Boot, CallId, Config, Consistency, HardState, Input, LockNotice, LockWatchRequest, LogEntry,
-    Notice, Now, Output, Read, Replica, WatchRequest, first_configuration,
+    Notice, Now, Output, Read, Replica, WatchRequest,
 };
 
 macro_rules! scripts {
@@ -43,6 +43,7 @@ scripts!(
     locks,
     patience,
     lock_service,
+    barriers,
     sessions,
     lock_watches,
     cancel,
@@ -143,12 +144,13 @@ impl Runner {
         config.quota_bytes = args.key_or("quota_bytes", config.quota_bytes)?;
         config.history_age_ms = args.key_or("history_age_ms", config.history_age_ms)?;
         config.history_bytes = args.key_or("history_bytes", config.history_bytes)?;
+        config.expiry_budget = args.key_or("expiry_budget", config.expiry_budget)?;
         config.range_budget = args.key_or("range_budget", config.range_budget)?;
         config.election_max_ms = args.key_or("election_max_ms", config.election_max_ms)?;
         config.join_patience_ms = args.key_or("join_patience_ms", 0)?;
         self.config = config;
         let voters = args.key_or("voters", 1)?;
-        self.disk = Disk::new(&(1..=voters).collect::<Vec<_>>());
+        self.disk = Disk::new(&(1..=voters).collect::<Vec<_>>(), &[]);
         self.now_ms = 1000;
         self.restart(HardState::default())
     }
@@ -215,15 +217,15 @@ impl Runner {
             Output::Session { stream, notice } => format!("session {stream}: {notice:?}"),
             Output::Notice { stream, notice } => format!("stream {stream}: {}", notice_text(notice)),
             Output::SaveSnapshot(save) => {
-                let voters =
-                    if save.configuration == first_configuration(&self.disk.voters) { "same" } else { "other" };
+                let voters = if save.configuration == self.disk.configuration() { "same" } else { "other" };
                 let revision = save.view.revision();
                 format!("save snapshot {}.{}, revision {revision}, {voters} members", save.index, save.term)
             }
+            // A cluster of one, or of three who never move.
+            Output::Members(_) => return,
+            Output::Removed => "removed".to_owned(),
             Output::SendSnapshot { to, index, .. } => format!("send snapshot {index} to {to}"),
             Output::SnapshotRefused { index } => format!("snapshot {index} refused"),
-            Output::Members(members) => format!("members {members:?}"),
-            Output::Removed => "removed".to_owned(),
             Output::Fatal(reason) => format!("fatal: {reason}"),
         };
         writeln!(self.text, "@{} {text}", self.now_ms).expect("a string takes it");
@@ -324,7 +326,9 @@ fn call_input(name: &str, call: CallId, args: &mut Args) -> Result<Input, Failur
         "lock" => {
             let (names, lease) = (args.text()?, args.number()?);
             let mut names = names.split('@').map(|name| Bytes::copy_from_slice(name.as_bytes()));
+            let parties = args.key_or("parties", 0)?;
             let lock = Lock {
+                mode: if parties == 0 { Mode::Exclusive } else { Mode::Barrier(parties) },
                 name: names.next().unwrap_or_default(),
                 more_names: names.collect(),
                 lease,
@@ -423,12 +427,13 @@ fn answer_text(answer: Answer) -> String {
         Err(failure) => format!("{failure:?}, revision {revision}"),
         Ok(Answered::Reply(reply)) => format!("{reply:?}, revision {revision}"),
         Ok(Answered::Lock(reply)) => {
-            let LockReply { key, more_keys, token, granted, slot: _, renewed, ahead } = reply;
+            let LockReply { key, more_keys, token, granted, slot, renewed, ahead } = reply;
             let keys: Vec<_> = std::iter::once(&key).chain(&more_keys).map(|key| show(key)).collect();
             let key = keys.join(" and ");
             let what = if granted { "granted" } else { "waiting" };
             let renewed = if renewed { ", renewed" } else { "" };
-            format!("{what} {key} token {token}, {ahead} ahead{renewed}, revision {revision}")
+            let slot = if slot > 0 { format!(", slot {slot}") } else { String::new() };
+            format!("{what} {key} token {token}, {ahead} ahead{renewed}{slot}, revision {revision}")
         }
         Ok(Answered::Range(reply)) => {
             let kvs: Vec<_> = reply.kvs.iter().map(|kv| format!("{}={}", show(&kv.key), show(&kv.value))).collect();

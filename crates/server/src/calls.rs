@@ -53,9 +53,9 @@ impl Mail {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        let is_quiet = self.queued.is_empty() && self.notices.is_empty() && self.sessions.is_empty();
-        let is_quiet = is_quiet && self.lock_notices.is_empty();
-        self.grants.is_empty() && self.answers.is_empty() && is_quiet
+        let Mail { grants, answers, queued, notices, sessions, lock_notices } = self;
+        let is_quiet = notices.is_empty() && sessions.is_empty() && lock_notices.is_empty();
+        grants.is_empty() && answers.is_empty() && queued.is_empty() && is_quiet
     }
 }
 
@@ -246,9 +246,10 @@ impl Mailbox {
 }
 
 impl Waiting {
+    /// The grants have been taken out of it and delivered before.
     fn deliver(&mut self, mail: Mail) {
-        let Mail { grants, answers, queued, notices, sessions, lock_notices } = mail;
-        for (call, answer) in grants.into_iter().chain(answers) {
+        let Mail { grants: _, answers, queued, notices, sessions, lock_notices } = mail;
+        for (call, answer) in answers {
             self.fill(call, answer);
         }
         for (call, ahead) in queued {

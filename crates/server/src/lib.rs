@@ -13,6 +13,7 @@ pub mod member;
 pub mod metrics;
 mod peer;
 mod publish;
+pub mod restore;
 pub mod run;
 pub mod services;
 pub mod units;

@@ -61,7 +61,10 @@ impl Member {
     /// Replicates a command and gives its reply.
     pub async fn submit(&self, command: Command) -> Result<At<Reply>, Failure> {
         // What gives back room must pass when everything else is shed.
-        let frees = matches!(command, Command::Delete(_) | Command::LeaseRevoke { .. } | Command::Leave(_));
+        let frees = matches!(
+            command,
+            Command::Delete(_) | Command::LeaseRevoke { .. } | Command::Leave(_) | Command::Unlock(_)
+        );
         let answer = self.call(frees, |call| Input::Propose { call, command }).await?;
         answer.map(|answered| match answered {
             Answered::Reply(reply) => reply,
@@ -164,7 +167,7 @@ impl Member {
 
     /// As of the replica's last step; never waits.
     pub fn status(&self) -> Status {
-        *self.status.lock().expect("no panic while the status is locked")
+        self.status.lock().expect("no panic while the status is locked").clone()
     }
 
     /// A positive number that nobody else draws: a lease id.

@@ -68,7 +68,13 @@ struct Rpc {
 }
 
 /// Unary, but they wait for their turn.
-const WAITING: [&str; 2] = ["v3lockpb.Lock/Lock", "v3electionpb.Election/Campaign"];
+const WAITING: [&str; 5] = [
+    "v3lockpb.Lock/Lock",
+    "v3electionpb.Election/Campaign",
+    "tenure.v1.LockService/Lock",
+    "tenure.v1.LockService/Campaign",
+    "tenure.v1.LockService/Barrier",
+];
 
 impl Rpcs {
     pub fn new(pool: &DescriptorPool) -> Rpcs {
@@ -463,6 +469,15 @@ mod tests {
         let text = metrics.render();
         assert!(text.contains(r#"tenure_rpc_requests_total{rpc="etcdserverpb.Watch/Watch",code="Canceled"} 1"#));
         assert!(!text.contains(r#"tenure_rpc_latency_seconds_count{rpc="etcdserverpb.Watch/Watch"}"#));
+    }
+
+    #[test]
+    fn every_rpc_that_waits_is_one_of_ours() {
+        for name in WAITING {
+            let metrics = metrics();
+            let rpc = metrics.rpcs().find(&format!("/{name}"));
+            assert!(rpc != 0 && metrics.rpcs().is_open_ended(rpc), "{name}");
+        }
     }
 
     #[test]

@@ -26,6 +26,7 @@ pub struct Plan {
     pub sync_us: (u64, u64),
     /// By name, see [`faults::all`].
     pub faults: Vec<&'static str>,
+    pub barriers: bool,
 }
 
 impl Plan {
@@ -75,6 +76,8 @@ impl Plan {
             chunk_bytes: random.spread(64, 8 << 10) as usize,
             sync_us: (sync, sync * random.between(1, 4)),
             faults: chosen,
+            // Drawn last, so that what a seed drew before there were barriers is what it still draws.
+            barriers: random.percent(30),
         }
     }
 }

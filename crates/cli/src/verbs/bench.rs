@@ -59,6 +59,18 @@ pub struct Bench {
     /// In watch: how many puts the writer may be ahead of the slowest watcher; in session: cycles in flight
     #[arg(long, default_value_t = 16)]
     depth: usize,
+    /// Leases that renewals and expiry hold at once
+    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..))]
+    leases: u64,
+    /// Their time to live, in whole seconds
+    #[arg(long, default_value = "30s", value_parser = parse_duration, value_name = "TIME")]
+    ttl: Duration,
+    /// In expiry: how many of the leases have a key [default: all]
+    #[arg(long, value_name = "KEYS")]
+    leased_keys: Option<u64>,
+    /// In expiry: puts in a second, before it and during it
+    #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(1..), value_name = "PUTS")]
+    rate: u64,
     /// The server's process: report the CPU time of an operation and the memory in use
     #[arg(long, conflicts_with = "compare")]
     pid: Option<u32>,
@@ -121,6 +133,10 @@ impl Bench {
             keys: self.keys,
             serializable: self.serializable,
             depth: self.depth,
+            leases: self.leases,
+            ttl: self.ttl,
+            leased_keys: self.leased_keys,
+            rate: self.rate,
         })
     }
 }

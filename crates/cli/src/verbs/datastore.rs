@@ -14,7 +14,7 @@ use tenure_fence::{Equal, OpenError, read_keyring};
 use tenure_server::config::TENURE_VERSION;
 use tenure_server::units::parse_size;
 
-use super::serve::{Signals, checked_address, shutdown};
+use super::serving::{ClientOptions, Signals, checked_address, checked_size, shutdown};
 use crate::settings::Global;
 use crate::{logging, notify};
 
@@ -47,13 +47,8 @@ pub struct Datastore {
     /// error, warn, info, debug or trace
     #[arg(long, env = "TENURE_LOG", value_name = "LEVEL")]
     log_level: Option<String>,
-    // The options of client verbs mean nothing here: defined so that they are not offered.
-    #[arg(long = "endpoints", id = "endpoints", hide = true)]
-    _endpoints: Option<String>,
-    #[arg(long = "output", short = 'o', id = "output", hide = true)]
-    _output: Option<String>,
-    #[arg(long = "timeout", id = "timeout", hide = true)]
-    _timeout: Option<String>,
+    #[command(flatten)]
+    _client_options: ClientOptions,
 }
 
 #[derive(Args, Deserialize, Debug, Clone, Default)]
@@ -175,10 +170,6 @@ fn advise(error: RunError) -> anyhow::Error {
 
 fn checked_equal(text: &str) -> Result<String, String> {
     text.parse::<Equal>().map(|_| text.to_owned()).map_err(|error| error.to_string())
-}
-
-fn checked_size(text: &str) -> Result<String, String> {
-    parse_size(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use serde_json::json;
 use tenure_client::{Client, KeyValue};
 
 use super::asking::{parse_name, parse_ttl};
-use super::holding::LetGo;
+use super::holding::{FAREWELL, LOST, LetGo};
 use crate::bytes_text::{printable, to_json};
 use crate::output::{Format, Record};
 use crate::settings::{Global, Session};
@@ -17,9 +17,6 @@ const EXAMPLE: &str = "\
 Examples:
   tenure elect scheduler node-1         waits to be elected, leads until Ctrl-C or Ctrl-D
   tenure elect --observe scheduler      every leader from now on";
-
-const LEADERSHIP_LOST: u8 = 122;
-const FAREWELL: Duration = Duration::from_secs(5);
 
 /// Stand in an election, or follow it
 ///
@@ -80,7 +77,7 @@ impl Elect {
             () = let_go.wait() => {}
             cause = session.lost() => {
                 crate::report(&anyhow::anyhow!("the leadership of {} is lost: {cause}", self.name));
-                return Ok(ExitCode::from(LEADERSHIP_LOST));
+                return Ok(ExitCode::from(LOST));
             }
         }
         client.resign(&candidacy).await?;

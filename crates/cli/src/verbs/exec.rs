@@ -20,6 +20,8 @@ use rustix::process::Signal;
 use tenure_client::{CancelAt, Client, LockError, LockGuard};
 
 use super::asking::{Asking, short, warn_of_short_ttl};
+use super::bound::itself;
+use super::holding::{BUSY, FAREWELL, LOST};
 use crate::settings::{Global, Session};
 use child::Running;
 use signals::{Signals, parse_signal};
@@ -44,15 +46,12 @@ Exit codes:
 The command sees TENURE_LOCK (the name), TENURE_TOKEN (the fencing token, to be handed to every storage
 that the lock protects) and TENURE_LEASE.";
 
-const LOCK_LOST: u8 = 122;
 const FAILED: u8 = 125;
-/// How long the end may take to give back what is held.
-const FAREWELL: Duration = Duration::from_secs(5);
 /// What is lost is most often so because nobody hears us.
 const SHORT_FAREWELL: Duration = Duration::from_millis(500);
 
 fn farewell(code: Option<u8>) -> Duration {
-    if code == Some(LOCK_LOST) { SHORT_FAREWELL } else { FAREWELL }
+    if code == Some(LOST) { SHORT_FAREWELL } else { FAREWELL }
 }
 
 /// Run a command while holding a lock
@@ -72,7 +71,7 @@ pub struct Exec {
     #[arg(long, value_name = "NAME", default_value = "TERM", value_parser = parse_signal)]
     signal: Signal,
     /// Exit code if the lock is busy
-    #[arg(short = 'E', long, value_name = "CODE", default_value_t = 75)]
+    #[arg(short = 'E', long, value_name = "CODE", default_value_t = BUSY)]
     busy_code: u8,
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
@@ -141,10 +140,10 @@ impl Exec {
         let released = tokio::time::timeout(farewell, guard.release()).await;
         match (ended?, released) {
             (code, Ok(Ok(()))) => Ok(code),
-            (LOCK_LOST, _) => Ok(LOCK_LOST),
+            (LOST, _) => Ok(LOST),
             (_, Ok(Err(LockError::Lost(lost)))) => {
                 crate::report(&lost.into());
-                Ok(LOCK_LOST)
+                Ok(LOST)
             }
             (code, Ok(Err(error))) => {
                 eprintln!("the lock ends with its lease, within {}: {error}", format_duration(self.asking.ttl));
@@ -162,7 +161,7 @@ impl Exec {
             ("TENURE_TOKEN", guard.token().to_string()),
             ("TENURE_LEASE", format!("{:x}", guard.lease())),
         ];
-        let mut watchdog = child::itself().and_then(Watchdog::start).context("cannot start the watchdog")?;
+        let mut watchdog = itself().and_then(Watchdog::start).context("cannot start the watchdog")?;
         let running = Running::start(&self.command, &environment).context("cannot start the command")?;
         let mut deadline = guard.deadline();
         watchdog.guard(running.group, deadline);
@@ -212,7 +211,7 @@ impl Exec {
             running.signal(Signal::KILL);
         }
         if let Some(lent) = terminal {
-            lent.give_back(child::itself()?);
+            lent.give_back(itself()?);
         }
         let status = running.reap().context("cannot learn how the command ended")?;
         watchdog.done();
@@ -220,7 +219,7 @@ impl Exec {
             None => Ok(child::code_of(status)),
             Some(lost) => {
                 crate::report(&lost.into());
-                Ok(LOCK_LOST)
+                Ok(LOST)
             }
         }
     }

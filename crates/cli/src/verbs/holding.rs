@@ -1,10 +1,18 @@
 //! Holding something until the user lets go: standard input ends, or a signal comes.
 
 use std::io::Read;
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 
 use super::exec::signals::{self, Signals};
+
+/// Exit codes of `exec`, `lock` and `elect`.
+pub const BUSY: u8 = 75;
+pub const LOST: u8 = 122;
+
+/// How long the end may take to give back what is held.
+pub const FAREWELL: Duration = Duration::from_secs(5);
 
 pub struct LetGo {
     input: oneshot::Receiver<()>,

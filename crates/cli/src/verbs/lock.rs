@@ -1,14 +1,13 @@
 //! `tenure lock`: takes a lock and holds it until it is let go.
 
 use std::process::ExitCode;
-use std::time::Duration;
 
 use clap::Args;
 use serde_json::json;
 use tenure_client::{Client, LockError};
 
 use super::asking::{Asking, warn_of_short_ttl};
-use super::holding::LetGo;
+use super::holding::{BUSY, FAREWELL, LOST, LetGo};
 use crate::output::{Format, Record};
 use crate::settings::{Global, Session};
 
@@ -21,10 +20,6 @@ Examples:
 const EXIT_CODES: &str = "\
 Exit codes: 0 let go, 75 busy, 122 the lock was lost meanwhile, 128+N signal N ended the wait, 1 anything else.
 To run a command under a lock, and have it ended if the lock is lost, use `tenure exec`.";
-
-const BUSY: u8 = 75;
-const LOCK_LOST: u8 = 122;
-const FAREWELL: Duration = Duration::from_secs(5);
 
 /// Take a lock and hold it
 #[derive(Args)]
@@ -74,14 +69,14 @@ impl Lock {
             () = let_go.wait() => {}
             lost = guard.lost() => {
                 crate::report(&lost.into());
-                return Ok(ExitCode::from(LOCK_LOST));
+                return Ok(ExitCode::from(LOST));
             }
         }
         match guard.release().await {
             Ok(()) => Ok(ExitCode::SUCCESS),
             Err(LockError::Lost(lost)) => {
                 crate::report(&lost.into());
-                Ok(ExitCode::from(LOCK_LOST))
+                Ok(ExitCode::from(LOST))
             }
             Err(error) => Err(error.into()),
         }

@@ -66,7 +66,7 @@ fn cells(lock: &LockSummary, now: Option<std::time::SystemTime>) -> Vec<String> 
     let name = printable(lock.name.as_bytes());
     let Some(holder) = &lock.holder else {
         let mut cells = vec!["-".to_owned(); COLUMNS.len()];
-        (cells[0], cells[5]) = (name, waiting);
+        (cells[0], cells[5], cells[6]) = (name, waiting, people::mode(lock.mode));
         return cells;
     };
     let others = match lock.holders {

@@ -5,10 +5,12 @@
 
 mod asking;
 mod bench;
+mod bound;
 mod compact;
 mod completion;
 mod datastore;
 mod del;
+mod dev;
 mod elect;
 mod exec;
 mod get;
@@ -21,6 +23,7 @@ mod pairs;
 mod people;
 mod put;
 mod serve;
+mod serving;
 mod sessions;
 mod snapshot;
 mod status;
@@ -35,13 +38,12 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{ArgMatches, Subcommand};
 
-pub use exec::hidden_main;
-
 use crate::settings::Global;
 
 #[derive(Subcommand)]
 pub enum Verb {
     Serve(Box<serve::Serve>),
+    Dev(dev::Dev),
     Exec(exec::Exec),
     Lock(lock::Lock),
     Unlock(unlock::Unlock),
@@ -64,10 +66,16 @@ pub enum Verb {
     Completion(completion::Completion),
 }
 
+/// Runs what this binary does under its hidden verbs; None if none of them is asked for.
+pub fn hidden_main() -> Option<ExitCode> {
+    bound::hidden_main().or_else(exec::hidden_main)
+}
+
 /// What a verb has to say about its command line beyond what its arguments can express.
 pub fn check(matches: &ArgMatches) -> anyhow::Result<()> {
     match matches.subcommand() {
-        Some((verb @ ("serve" | "datastore"), matches)) => serve::refuse_client_options(verb, matches),
+        Some((verb @ ("serve" | "datastore"), matches)) => serving::refuse_client_options(verb, "--listen", matches),
+        Some((verb @ "dev", matches)) => serving::refuse_client_options(verb, "--client-port", matches),
         _ => Ok(()),
     }
 }
@@ -76,6 +84,7 @@ impl Verb {
     pub fn run(self, global: Global) -> anyhow::Result<ExitCode> {
         match self {
             Verb::Serve(serve) => serve.run(&global),
+            Verb::Dev(dev) => block_on(dev.run(global)),
             Verb::Exec(exec) => block_on(exec.run(global)),
             Verb::Lock(lock) => block_on(lock.run(global)),
             Verb::Unlock(unlock) => block_on(unlock.run(global)),

@@ -18,6 +18,7 @@ pub fn mode(mode: Mode) -> String {
         Mode::Exclusive => "exclusive".to_owned(),
         Mode::Shared => "shared".to_owned(),
         Mode::Semaphore { slots } => format!("one of {slots}"),
+        Mode::Barrier { parties } => format!("barrier of {parties}"),
     }
 }
 
@@ -77,6 +78,11 @@ pub fn holder_json(holder: &Holder, now: Option<SystemTime>) -> Value {
         Mode::Semaphore { slots } => {
             json["mode"] = "semaphore".into();
             json["slots"] = slots.into();
+            json["slot"] = holder.slot.into();
+        }
+        Mode::Barrier { parties } => {
+            json["mode"] = "barrier".into();
+            json["parties"] = parties.into();
             json["slot"] = holder.slot.into();
         }
     }

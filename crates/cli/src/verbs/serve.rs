@@ -5,21 +5,19 @@ use std::io::{self, IsTerminal};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::str::FromStr;
 
-use anyhow::{Context, anyhow, bail};
-use clap::parser::ValueSource;
-use clap::{ArgMatches, Args};
+use anyhow::{Context, anyhow};
+use clap::Args;
 use tenure_server::config::{Config, TENURE_VERSION};
 use tenure_server::data::DataError;
 use tenure_server::run::{RunError, run_with};
+use tenure_server::units::parse_duration;
 use tenure_storage::{Fault, OpenError};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use toml::{Table, Value};
 
+use super::serving::{ClientOptions, Signals, checked_address, checked_size, shutdown};
 use crate::settings::Global;
 use crate::{logging, notify};
-use tenure_server::units::{parse_duration, parse_size};
 
 const EXAMPLE: &str = "\
 Examples:
@@ -28,8 +26,6 @@ Examples:
   tenure serve --name n1 --cluster n1=10.0.0.1:2380,n2=10.0.0.2:2380,n3=10.0.0.3:2380 …
   tenure serve --name n4 --join 10.0.0.1:2380 …
   tenure serve --config tenure.toml     the file's keys are named like the flags";
-
-const INTERRUPTED: i32 = 130;
 
 /// Run a member
 ///
@@ -45,13 +41,8 @@ pub struct Serve {
     /// error, warn, info, debug or trace; or levels by module, as in info,tenure_server=debug
     #[arg(long, env = "TENURE_LOG", value_name = "LEVEL")]
     log_level: Option<String>,
-    // The options of client verbs mean nothing here: defined so that they are not offered.
-    #[arg(long = "endpoints", id = "endpoints", hide = true)]
-    _endpoints: Option<String>,
-    #[arg(long = "output", short = 'o', id = "output", hide = true)]
-    _output: Option<String>,
-    #[arg(long = "timeout", id = "timeout", hide = true)]
-    _timeout: Option<String>,
+    #[command(flatten)]
+    _client_options: ClientOptions,
 }
 
 #[derive(Args)]
@@ -139,17 +130,6 @@ struct Tuning {
     /// Sign grants with the key in this file, which the storages that verify them have, too
     #[arg(long, env = "TENURE_SIGNING_KEY", value_name = "FILE")]
     signing_key: Option<String>,
-}
-
-/// Options of client verbs that were typed here are a mistake; in the environment they may well be
-/// meant for the next command.
-pub fn refuse_client_options(verb: &str, matches: &ArgMatches) -> anyhow::Result<()> {
-    for option in ["endpoints", "output", "timeout"] {
-        if matches.value_source(option) == Some(ValueSource::CommandLine) {
-            bail!("--{option} is for client verbs: where {verb} listens is said with --listen");
-        }
-    }
-    Ok(())
 }
 
 impl Serve {
@@ -256,41 +236,6 @@ impl Greeting {
     }
 }
 
-pub(super) struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl Signals {
-    pub(super) fn receive() -> Option<Signals> {
-        let signals = || io::Result::Ok((signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?));
-        let (interrupt, terminate) = signals().ok()?;
-        Some(Signals { interrupt, terminate })
-    }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
-    }
-}
-
-/// Resolves with the first SIGINT or SIGTERM; the second one ends the process at once.
-pub(super) async fn shutdown(signals: Option<Signals>) {
-    let Some(mut signals) = signals else {
-        tracing::error!("signals cannot be received: only being killed ends it");
-        return std::future::pending().await;
-    };
-    signals.next().await;
-    tracing::info!("stopping; a second signal does not wait for calls under way");
-    notify::tell("STOPPING=1");
-    tokio::spawn(async move {
-        signals.next().await;
-        std::process::exit(INTERRUPTED);
-    });
-}
-
 /// Adds what to do, where the error itself cannot know our flags.
 fn advise(error: RunError) -> anyhow::Error {
     let advice = match &error {
@@ -310,15 +255,6 @@ fn advise(error: RunError) -> anyhow::Error {
 
 fn checked_duration(text: &str) -> Result<String, String> {
     parse_duration(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
-}
-
-fn checked_size(text: &str) -> Result<String, String> {
-    parse_size(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
-}
-
-pub(super) fn checked_address(text: &str) -> Result<String, String> {
-    let hint = "an address to listen on reads like 127.0.0.1:2379 or [::1]:2379";
-    SocketAddr::from_str(text).map(|_| text.to_owned()).map_err(|_| hint.to_owned())
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
-//! `tenure snapshot`: the whole state as one file, saved and looked at.
+//! `tenure snapshot`: the whole state as one file, saved, looked at, and made a new cluster of.
 
+mod restore;
 mod save;
 mod status;
 
@@ -14,9 +15,10 @@ use crate::settings::Global;
 const EXAMPLE: &str = "\
 Examples:
   tenure snapshot save backup.snapshot
-  tenure snapshot status backup.snapshot";
+  tenure snapshot status backup.snapshot
+  tenure snapshot restore backup.snapshot --data-dir new-data --new-cluster";
 
-/// Save the whole state to a file, look at one
+/// Save the whole state to a file, look at one, begin a new cluster with one
 #[derive(Args)]
 #[command(before_help = EXAMPLE, subcommand_required = true, arg_required_else_help = true)]
 pub struct Snapshot {
@@ -28,6 +30,7 @@ pub struct Snapshot {
 enum Action {
     Save(Save),
     Status(Status),
+    Restore(Restore),
 }
 
 /// Save the state of the member that answers
@@ -50,11 +53,37 @@ pub struct Status {
     file: PathBuf,
 }
 
+/// Begin a new cluster with what a backup, or the directory of a stopped member, holds
+///
+/// For a cluster that is lost, or has lost most of its members. No lease and no lock of the old cluster
+/// lives on, and revisions, which are the fencing tokens, go on from beyond all that it can have issued:
+/// a holder of then is refused by whatever checks tokens.
+#[derive(Args)]
+#[command(before_help = "\
+Examples:
+  tenure snapshot restore backup.snapshot --data-dir new-data --new-cluster
+  tenure snapshot restore old-data --data-dir new-data --new-cluster")]
+pub struct Restore {
+    /// A file that `snapshot save` wrote, or the data directory of a stopped member
+    #[arg(value_name = "FILE|DIRECTORY")]
+    from: PathBuf,
+    /// Where the new member's data go; must be empty or not there
+    #[arg(long, value_name = "DIRECTORY")]
+    data_dir: PathBuf,
+    /// It begins a new cluster, which members of the old one cannot join
+    #[arg(long)]
+    new_cluster: bool,
+    /// How far beyond the old revision the new ones begin
+    #[arg(long, value_name = "COUNT", default_value_t = tenure_server::restore::REVISIONS_BEYOND)]
+    revisions_beyond: u64,
+}
+
 impl Snapshot {
     pub fn run(self, global: Global) -> anyhow::Result<ExitCode> {
         match self.action {
             Action::Save(save) => block_on(save.run(global)),
             Action::Status(status) => status.run(&global),
+            Action::Restore(restore) => restore.run(&global),
         }
     }
 }

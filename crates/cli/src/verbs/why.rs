@@ -75,7 +75,10 @@ fn text(lock: &LockDescription, blocked: &[Blocked]) -> String {
     let name = printable(lock.name.as_bytes());
     let mut lines = Vec::new();
     match lock.holders.as_slice() {
-        [] => lines.push(format!("{name} is free")),
+        [] => lines.push(match missing(lock) {
+            Some((parties, missing)) => format!("{name} is a barrier of {parties}: {missing} more must come"),
+            None => format!("{name} is free"),
+        }),
         holders => {
             for holder in holders {
                 lines.push(format!("{name} is held by {}", holder_line(holder, lock)));
@@ -83,7 +86,11 @@ fn text(lock: &LockDescription, blocked: &[Blocked]) -> String {
         }
     }
     for Blocked { holder, lock, held_by } in blocked {
-        lines.push(format!("  {holder} itself waits for {lock}, which {} holds", held_by.join(", ")));
+        let whose = match held_by.is_empty() {
+            true => "nobody holds yet".to_owned(),
+            false => format!("{} holds", held_by.join(", ")),
+        };
+        lines.push(format!("  {holder} itself waits for {lock}, which {whose}"));
     }
     match lock.waiters.len() {
         0 => lines.push("nobody waits for it".to_owned()),
@@ -111,6 +118,14 @@ fn text(lock: &LockDescription, blocked: &[Blocked]) -> String {
         lines.push(format!("  {holder}, token {token}, {}{ended}", people::end(recent.end)));
     }
     lines.join("\n")
+}
+
+/// Of a barrier whose round is not complete: how many parties it has, and how many of them are missing.
+fn missing(lock: &LockDescription) -> Option<(u32, usize)> {
+    let mode = lock.waiters.first()?.entry.mode;
+    let tenure_client::Mode::Barrier { parties } = mode else { return None };
+    let there = lock.waiters.iter().take_while(|waiter| waiter.entry.mode == mode).count();
+    Some((parties, (parties as usize).saturating_sub(there)))
 }
 
 fn holder_line(holder: &Holder, lock: &LockDescription) -> String {

@@ -1,6 +1,11 @@
 //! A real server process for a test: its own port, its own directory, gone when dropped.
 #![allow(dead_code)]
 
+pub mod cluster;
+pub mod place;
+pub mod proxy;
+pub mod store;
+
 use std::io::{BufRead, BufReader, Read};
 use std::net::{TcpListener, TcpStream};
 use std::ops::Range;
@@ -13,6 +18,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use tonic::transport::{Channel, Endpoint};
 
 pub struct Server {
@@ -24,7 +30,7 @@ pub struct Server {
 }
 
 /// Nothing of a test may wait longer than this.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Linux gives outgoing connections 32768 and up.
 const PORTS: Range<u16> = 20_000..32_000;
@@ -37,24 +43,48 @@ pub fn tenure() -> Command {
     command
 }
 
-/// An address that belongs to this test process until it ends. A port that the kernel picked would be free
-/// again at once, for another test's server or for any outgoing connection; these stand below the ports of
-/// outgoing connections, and a name in the abstract namespace keeps other test processes away.
+pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !condition() {
+        assert!(began.elapsed() < PATIENCE, "waited in vain until {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// An address that belongs to this test process until it ends.
 pub fn own_address() -> String {
+    format!("127.0.0.1:{}", own_ports(1))
+}
+
+/// The first of so many ports in a row that belong to this test process until it ends. A port that the kernel
+/// picked would be free again at once, for another test's server or for any outgoing connection; these stand
+/// below the ports of outgoing connections, and a name in the abstract namespace keeps other test processes away.
+pub fn own_ports(count: u16) -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     static CLAIMS: Mutex<Vec<UnixDatagram>> = Mutex::new(Vec::new());
-    for _ in 0..PORTS.len() {
-        let turn = NEXT.fetch_add(1, Ordering::Relaxed);
-        let offset = std::process::id().wrapping_mul(97).wrapping_add(turn) % PORTS.len() as u32;
-        let port = PORTS.start + offset as u16;
-        let claim = SocketAddr::from_abstract_name(format!("tenure-test-port-{port}")).unwrap();
-        let Ok(claim) = UnixDatagram::bind_addr(&claim) else { continue };
+    let claim = |port: u16| {
+        let name = SocketAddr::from_abstract_name(format!("tenure-test-port-{port}")).unwrap();
+        let claim = UnixDatagram::bind_addr(&name).ok()?;
         CLAIMS.lock().unwrap().push(claim);
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return format!("127.0.0.1:{port}");
+        TcpListener::bind(("127.0.0.1", port)).ok()
+    };
+    for _ in 0..PORTS.len() {
+        let turn = NEXT.fetch_add(count.into(), Ordering::Relaxed);
+        let offset = std::process::id().wrapping_mul(97).wrapping_add(turn) % PORTS.len() as u32;
+        let first = PORTS.start + offset as u16;
+        if first + count <= PORTS.end && (first..first + count).all(|port| claim(port).is_some()) {
+            return first;
         }
     }
     panic!("no free port");
+}
+
+/// A zombie does nothing any more.
+pub fn is_dead(id: &str) -> bool {
+    match std::fs::read_to_string(format!("/proc/{id}/status")) {
+        Ok(status) => status.lines().any(|line| line.starts_with("State:") && line.contains(['Z', 'X'])),
+        Err(_) => true,
+    }
 }
 
 impl Server {
@@ -80,21 +110,12 @@ impl Server {
 
     /// Starts a member and does not wait for anything.
     pub fn spawn(directory: &Path, address: String, flags: &[&str]) -> Server {
-        Server::spawn_member(directory, address, &own_address(), flags)
-    }
-
-    /// The same, with this address for other members.
-    pub fn spawn_member(directory: &Path, address: String, peer_address: &str, flags: &[&str]) -> Server {
-        let mut child = tenure()
-            .arg("serve")
-            .args(["--data-dir", directory.to_str().unwrap()])
-            .args(["--listen", &address, "--peer-listen", peer_address])
-            .args(flags)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut command = tenure();
+        command.arg("serve").args(["--data-dir", directory.to_str().unwrap(), "--listen", &address]).args(flags);
+        if !flags.contains(&"--peer-listen") {
+            command.args(["--peer-listen", &own_address()]);
+        }
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let stderr = Arc::new(Mutex::new(String::new()));
         let (pipe, said) = (child.stderr.take().unwrap(), stderr.clone());
         thread::spawn(move || {
@@ -106,7 +127,6 @@ impl Server {
         Server { child, address, directory: directory.to_path_buf(), flags, stderr }
     }
 
-    /// Waits until it serves; false if it ended instead.
     pub fn is_ready(&mut self) -> bool {
         let began = Instant::now();
         while began.elapsed() < PATIENCE {
@@ -142,6 +162,10 @@ impl Server {
         self.child.id()
     }
 
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
     pub fn stderr(&self) -> String {
         self.stderr.lock().unwrap().clone()
     }
@@ -154,8 +178,7 @@ impl Server {
 
     /// SIGTERM; gives its exit code.
     pub fn terminate(&mut self) -> Option<i32> {
-        let id = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(id, rustix::process::Signal::TERM).unwrap();
+        self.signal(Signal::TERM);
         self.wait()
     }
 

@@ -1,6 +1,5 @@
 //! A way to the server that can be cut: then connections stay open and nothing passes any more,
 //! which is what a partition looks like.
-#![allow(dead_code)]
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -269,6 +269,31 @@ impl LockService for Fake {
         Ok(Response::new(Box::pin(ReceiverStream::new(outgoing))))
     }
 
+    async fn campaign(&self, _: Request<CampaignRequest>) -> Answer<LockResponse> {
+        Err(Status::unimplemented("fake"))
+    }
+
+    async fn proclaim(&self, _: Request<ProclaimRequest>) -> Answer<ProclaimResponse> {
+        Err(Status::unimplemented("fake"))
+    }
+
+    async fn leader(&self, _: Request<LeaderRequest>) -> Answer<LeaderResponse> {
+        Err(Status::unimplemented("fake"))
+    }
+
+    type ObserveStream = Replies<LeaderResponse>;
+    async fn observe(&self, _: Request<ObserveRequest>) -> Answer<Self::ObserveStream> {
+        Err(Status::unimplemented("fake"))
+    }
+
+    async fn resign(&self, _: Request<ResignRequest>) -> Answer<ResignResponse> {
+        Err(Status::unimplemented("fake"))
+    }
+
+    async fn barrier(&self, _: Request<BarrierRequest>) -> Answer<LockResponse> {
+        Err(Status::unimplemented("fake"))
+    }
+
     type WatchStream = Replies<WatchResponse>;
     async fn watch(&self, _: Request<Streaming<WatchRequest>>) -> Answer<Self::WatchStream> {
         Err(Status::unimplemented("fake"))

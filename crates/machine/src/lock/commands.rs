@@ -3,12 +3,16 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use smallvec::SmallVec;
 
 use super::deadlock;
-use super::{LockEntry, entry_key};
+use super::{LockEntry, Queue, entry_key, would_grant};
 use crate::change::Change;
 use crate::mvcc::shared;
-use crate::{BusyReply, LeaseId, Leave, Lock, LockEnd, LockReply, Refusal, Reply, Revision, Unlock, View, limits};
+use crate::{
+    BusyReply, Leave, Lock, LockChange, LockEnd, LockReply, Mode, Refusal, Reply, Revision, SharedBytes, Unlock, View,
+    limits,
+};
 
 impl View {
     /// Takes a place in each queue that is named, all at one revision: so all who ask for several locks
@@ -16,20 +20,27 @@ impl View {
     pub(crate) fn lock(&mut self, change: &mut Change, lock: &Lock) -> Result<Reply, Refusal> {
         self.check_sound()?;
         check_names(lock)?;
-        if lock.lease <= 0 || !self.leases.contains(lock.lease) {
+        check_barrier(lock)?;
+        if lock.lease <= 0 {
             return Err(Refusal::LeaseNotFound);
         }
-        self.check_epoch(lock.lease, lock.epoch)?;
-        let keys: Vec<_> = names(lock).map(|name| entry_key(name, lock.lease)).collect();
+        let epoch = self.leases.epoch(lock.lease).ok_or(Refusal::LeaseNotFound)?;
+        check_epoch(Some(epoch), lock.epoch)?;
+        let keys: SmallVec<[_; 1]> = names(lock).map(|name| entry_key(name, lock.lease)).collect();
         let there = keys.iter().filter(|key| self.store.live(key).is_some()).count();
         if there > 0 {
             return self.lock_again(change, lock, &keys, there);
         }
         self.check_growth()?;
+        let mut busy = None;
         for name in names(lock) {
-            self.locks.check_room(name)?;
+            let queue = self.locks.queue(name);
+            queue.map_or(Ok(()), Queue::check_room)?;
+            if !would_grant(queue, lock.mode) {
+                busy.get_or_insert(name);
+            }
         }
-        if let Some(busy) = names(lock).find(|name| !self.locks.would_grant(name, lock.mode)) {
+        if let Some(busy) = busy {
             if lock.try_once {
                 return Ok(Reply::Busy(self.busy(busy)));
             }
@@ -39,16 +50,17 @@ impl View {
                 return Err(Refusal::Deadlock { cycle });
             }
         }
-        change.events.reserve_exact(keys.len());
-        for key in &keys {
-            self.write(change, key, Some(lock), |_| (lock.value[..].into(), lock.lease));
-        }
-        // Whether and when they are granted is filled in when the queues are settled.
-        Ok(Reply::Lock(self.lock_reply(keys, change.revision, false)))
+        let mut places = keys.iter().map(|key| {
+            let written = self.write(change, key, Some(lock), |_| (lock.value[..].into(), lock.lease));
+            written.kv.key.clone()
+        });
+        let (key, more_keys) = (places.next().unwrap_or_default(), places.collect());
+        Ok(Reply::Lock(lock_reply(key, more_keys, change.revision, false)))
     }
 
     /// The same lease asks again: same places, same token. To ask for more than it has is refused, because
-    /// to wait for one lock while holding another is how deadlocks begin.
+    /// to wait for one lock while holding another is how deadlocks begin. One that will not wait leaves the
+    /// place, if its turn has not come, to the call that waits there.
     fn lock_again(
         &mut self,
         change: &mut Change,
@@ -56,20 +68,26 @@ impl View {
         keys: &[Vec<u8>],
         there: usize,
     ) -> Result<Reply, Refusal> {
-        let mut token = None;
-        for key in keys {
+        let (mut token, mut waits) = (None, None);
+        for (name, key) in names(lock).zip(keys) {
             let Some(kv) = self.store.live(key) else { continue };
             let (_, _, entry) = self.locks.entry(&kv.key, kv.create_revision).ok_or(Refusal::NotAnEntry)?;
             if there < keys.len() || token.is_some_and(|token| token != entry.token) {
                 return Err(Refusal::HeldAlready);
             }
             token = Some(entry.token);
+            if entry.granted_wall_ms.is_none() {
+                waits.get_or_insert(name);
+            }
+        }
+        if let Some(name) = waits.filter(|_| lock.try_once) {
+            return Ok(Reply::Busy(self.busy(name)));
         }
         let token = token.ok_or(Refusal::NotAnEntry)?;
         for (name, key) in names(lock).zip(keys) {
             self.rejoin(change, lock, name, key, token);
         }
-        Ok(Reply::Lock(self.lock_reply(keys.to_vec(), token, true)))
+        Ok(Reply::Lock(self.reply_for(keys, token, true)))
     }
 
     fn rejoin(&mut self, change: &mut Change, lock: &Lock, name: &[u8], key: &[u8], token: Revision) {
@@ -83,18 +101,42 @@ impl View {
         }
     }
 
-    fn lock_reply(&self, keys: Vec<Vec<u8>>, token: Revision, renewed: bool) -> LockReply {
-        let mut keys = keys.iter().map(|key| self.store.live(key).map_or_else(|| shared(key), |kv| kv.key.clone()));
-        let key = keys.next().unwrap_or_default();
-        LockReply { key, more_keys: keys.collect(), token, granted: false, slot: 0, renewed, ahead: 0 }
+    /// The places that a Lock has taken, applied at some time before this state, if one of them is left: as they
+    /// would be told now.
+    pub fn places_taken_by(&self, lock: &Lock) -> Option<LockReply> {
+        let keys: SmallVec<[_; 1]> = names(lock).map(|name| entry_key(name, lock.lease)).collect();
+        let entries = keys.iter().filter_map(|key| self.lock_entry(key));
+        let (_, entry) = entries.into_iter().find(|(_, entry)| entry.last_joiner == Some(lock.call))?;
+        let mut reply = self.reply_for(&keys, entry.token, false);
+        self.fill_lock_reply(&mut reply, &[]);
+        Some(reply)
     }
 
-    pub(crate) fn fill_lock_reply(&self, reply: &mut LockReply) {
+    /// For places that are there already.
+    fn reply_for(&self, keys: &[Vec<u8>], token: Revision, renewed: bool) -> LockReply {
+        let mut places = keys.iter().map(|key| self.store.live(key).map_or_else(|| shared(key), |kv| kv.key.clone()));
+        let (key, more_keys) = (places.next().unwrap_or_default(), places.collect());
+        lock_reply(key, more_keys, token, renewed)
+    }
+
+    /// Adds what became of the places when the command's queues were settled.
+    pub(crate) fn fill_lock_reply(&self, reply: &mut LockReply, changes: &[LockChange]) {
+        // Granted at once, as most are: what was just done need not be looked up again.
+        if let [LockChange::Granted { key, token, slot, .. }] = changes
+            && (key, *token) == (&reply.key, reply.token)
+            && reply.more_keys.is_empty()
+        {
+            (reply.granted, reply.slot) = (true, *slot);
+            return;
+        }
         reply.granted = true;
         for key in std::iter::once(&reply.key).chain(&reply.more_keys) {
             let Some((_, queue, entry)) = self.locks.entry(key, reply.token) else { continue };
             reply.granted &= entry.granted_wall_ms.is_some();
             reply.ahead = reply.ahead.max(queue.ahead(entry.token));
+        }
+        if reply.granted {
+            reply.ahead = 0;
         }
         reply.slot = self.locks.entry(&reply.key, reply.token).map_or(0, |(_, _, entry)| entry.slot);
     }
@@ -102,19 +144,19 @@ impl View {
     /// Who is in the way of somebody who asks for `name`.
     pub fn busy(&self, name: &[u8]) -> BusyReply {
         let (entries, granted) = self.lock_counts(name);
-        let holder = self.lock_queue(name).next().cloned();
+        let holder = self.lock_queue(name).next().filter(|first| first.granted_wall_ms.is_some()).cloned();
         BusyReply { name: Bytes::copy_from_slice(name), holder, waiting: entries - granted }
     }
 
     pub(crate) fn unlock(&mut self, change: &mut Change, unlock: &Unlock) -> Result<Reply, Refusal> {
         self.check_sound()?;
-        let mut held = Vec::new();
+        let mut held = SmallVec::<[_; 1]>::new();
         for name in &unlock.names {
             match self.locks.queue(name).map(|queue| queue.holder(unlock.token)) {
                 None => {}
                 Some(None) => return Err(Refusal::NotTheHolder),
                 Some(Some(entry)) => {
-                    self.check_epoch(entry.lease, unlock.epoch)?;
+                    check_epoch(self.leases.epoch(entry.lease), unlock.epoch)?;
                     held.push(entry.key.clone());
                 }
             }
@@ -145,7 +187,7 @@ impl View {
             return Err(Refusal::InUse);
         }
         let before = self.locks.recent.len();
-        self.locks.recent.retain(|holder| holder.name != name);
+        self.locks.recent.retain(|holder| holder.name() != name);
         Ok(Reply::LockForgotten { holders: before - self.locks.recent.len() })
     }
 
@@ -159,7 +201,7 @@ impl View {
         Ok(Reply::Left { left })
     }
 
-    fn places_of(&self, leave: &Leave) -> Vec<crate::SharedBytes> {
+    fn places_of(&self, leave: &Leave) -> Vec<SharedBytes> {
         let mut places = Vec::new();
         let is_last_joiner = |entry: &LockEntry| entry.last_joiner == Some(leave.call);
         let entry = self.lock_entry(&leave.key).map(|(_, entry)| entry).filter(|entry| is_last_joiner(entry));
@@ -175,18 +217,22 @@ impl View {
         places
     }
 
-    /// What an older stream of a session that was resumed elsewhere sends is void.
-    fn check_epoch(&self, lease: LeaseId, epoch: u64) -> Result<(), Refusal> {
-        match epoch != 0 && self.leases.epoch(lease) != Some(epoch) {
-            true => Err(Refusal::SessionResumed),
-            false => Ok(()),
-        }
-    }
-
     /// A stream takes a session over; what an older one still sends has no effect from here on.
-    pub(crate) fn resume_session(&mut self, lease: LeaseId) -> Result<Reply, Refusal> {
+    pub(crate) fn resume_session(&mut self, lease: crate::LeaseId) -> Result<Reply, Refusal> {
         let (epoch, ttl_ms) = self.leases.resume(lease).ok_or(Refusal::LeaseNotFound)?;
         Ok(Reply::SessionResumed { epoch, ttl_ms })
+    }
+}
+
+fn lock_reply(key: SharedBytes, more_keys: Vec<SharedBytes>, token: Revision, renewed: bool) -> LockReply {
+    LockReply { key, more_keys, token, granted: false, slot: 0, renewed, ahead: 0 }
+}
+
+/// What an older stream of a session that was resumed elsewhere sends is void.
+fn check_epoch(current: Option<u64>, sent: u64) -> Result<(), Refusal> {
+    match sent != 0 && current != Some(sent) {
+        true => Err(Refusal::SessionResumed),
+        false => Ok(()),
     }
 }
 
@@ -207,6 +253,16 @@ fn check_names(lock: &Lock) -> Result<(), Refusal> {
         }
     }
     Ok(())
+}
+
+/// One who waits at a barrier waits for those who come later, too: holding a place elsewhere meanwhile could
+/// keep them from ever coming.
+fn check_barrier(lock: &Lock) -> Result<(), Refusal> {
+    match lock.mode {
+        Mode::Barrier(1..=limits::BARRIER_PARTIES) if lock.more_names.is_empty() => Ok(()),
+        Mode::Barrier(_) => Err(Refusal::ImpossibleBarrier),
+        Mode::Exclusive | Mode::Shared | Mode::Slots(_) => Ok(()),
+    }
 }
 
 /// The other names that an entry was taken together with.

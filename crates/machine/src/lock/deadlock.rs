@@ -5,11 +5,11 @@
 //! the owners of all earlier entries that do not go with its own. Everything that decides this is
 //! fixed when an entry is made (its mode, its owner, its place), and an entry waits only for earlier
 //! ones; so a circle can close only at the moment when an entry is added, and it is the newcomer,
-//! the youngest of the circle, that is refused. Looking again later would find nothing new.
+//! the youngest of the circle, that is refused. Looking again later would find nothing new. At a
+//! barrier one waits for the round before only once that is granted; but its owners, each a sequential
+//! flow of work, can wait elsewhere only after that, and are newcomers there.
 
 use std::collections::{BTreeMap, VecDeque};
-
-use bytes::Bytes;
 
 use super::{LockEntry, Locks};
 use crate::{Lock, Mode, Revision, SharedBytes, limits};
@@ -17,7 +17,7 @@ use crate::{Lock, Mode, Revision, SharedBytes, limits};
 /// One step of a circle: somebody waits for a lock that another is in the way of.
 struct Step {
     waiter: SharedBytes,
-    name: Bytes,
+    name: SharedBytes,
 }
 
 /// The circle that `lock` would close, in words.
@@ -30,7 +30,7 @@ pub(super) fn cycle(locks: &Locks, lock: &Lock) -> Option<String> {
     for name in std::iter::once(&lock.name).chain(&lock.more_names) {
         for blocker in blockers(locks, name, Revision::MAX, lock.mode, &mut budget) {
             // One that holds what it asks for is told so elsewhere; two leases of one owner are a circle of one.
-            if reached.insert(blocker.clone(), Step { waiter: me.clone(), name: name.clone() }).is_none() {
+            if reached.insert(blocker.clone(), Step { waiter: me.clone(), name: name[..].into() }).is_none() {
                 next.push_back(blocker);
             }
         }
@@ -44,7 +44,7 @@ pub(super) fn cycle(locks: &Locks, lock: &Lock) -> Option<String> {
             let Some(entry) = entry.filter(|entry| entry.granted_wall_ms.is_none()) else { continue };
             for blocker in blockers(locks, name, entry.token, entry.mode, &mut budget) {
                 if !reached.contains_key(&blocker) {
-                    reached.insert(blocker.clone(), Step { waiter: owner.clone(), name: name.clone() });
+                    reached.insert(blocker.clone(), Step { waiter: owner.clone(), name: name[..].into() });
                     next.push_back(blocker);
                 }
             }
@@ -69,9 +69,15 @@ fn blockers(locks: &Locks, name: &[u8], token: Revision, mode: Mode, budget: &mu
     found
 }
 
-/// Whoever waits for a slot of a semaphore waits for any one of its holders, not for each of them.
+/// Whoever waits for a slot of a semaphore waits for any one of its holders, not for each of them. Who waits at a
+/// barrier waits for nobody who waits there too, but for each of the round before.
 fn goes_with(entry: &LockEntry, mode: Mode) -> bool {
-    entry.mode == mode && mode != Mode::Exclusive
+    let shares = match mode {
+        Mode::Exclusive => false,
+        Mode::Shared | Mode::Slots(_) => true,
+        Mode::Barrier(_) => entry.granted_wall_ms.is_none(),
+    };
+    shares && entry.mode == mode
 }
 
 fn in_words(reached: &BTreeMap<SharedBytes, Step>, me: &SharedBytes) -> String {

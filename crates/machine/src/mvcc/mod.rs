@@ -26,6 +26,7 @@ mod range;
 use std::sync::Arc;
 
 use imbl::OrdMap;
+use smallvec::SmallVec;
 
 use self::history::History;
 use self::keys::KeyRecord;
@@ -161,11 +162,9 @@ impl Store {
         Written { kv, prev }
     }
 
-    /// Leaves a tombstone if `key` is live.
+    /// Leaves a tombstone; none if `key` was not live.
     pub fn delete(&mut self, revision: Revision, key: &[u8]) -> Option<Written> {
-        // Looked up first without intent to write: a miss must not copy nodes that a view shares.
-        self.live(key)?;
-        let record = self.keys.get_mut(key)?;
+        let record = self.keys.get_mut(key).filter(|record| record.live().is_some())?;
         let prev = record.newest.clone();
         let kv = keys::tombstone(prev.key.clone(), revision);
         record.push(kv.clone());
@@ -176,9 +175,14 @@ impl Store {
     }
 
     /// Ends a revision: everything in `events` was written at the one after the current.
-    pub fn commit(&mut self, events: Vec<Event>) -> Commit {
+    pub fn commit(&mut self, events: SmallVec<[Event; 1]>) -> Commit {
         self.revision += 1;
-        let commit = Commit { revision: self.revision, events: events.into() };
+        // Most commands write one key: then nothing is allocated but what history keeps.
+        let events: Arc<[Event]> = match events.into_inner() {
+            Ok(one) => Arc::new(one),
+            Err(events) => events.into_vec().into(),
+        };
+        let commit = Commit { revision: self.revision, events };
         self.history.push(commit.clone());
         commit
     }

@@ -8,12 +8,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use imbl::{OrdSet, Vector};
+use smallvec::SmallVec;
 
 use super::{FIRST_FORMAT, FORMAT, SnapshotError, tag};
 use crate::codec::{decode_alarm, decode_member, decode_mode};
 use crate::encoding::{ReadResult, Reader};
 use crate::hash::RecordHasher;
-use crate::lock::{LockEntry, RecentHolder};
+use crate::lock::{LockEntry, RecentHolder, entry_key};
 use crate::mvcc::keys::tombstone;
 use crate::mvcc::{EMPTY_REVISION, Store, shared};
 use crate::origin::MemberOrigins;
@@ -28,7 +29,7 @@ pub struct Restore {
     last_tag: u8,
     /// The revision that the events so far belong to.
     pending: Revision,
-    events: Vec<Event>,
+    events: SmallVec<[Event; 1]>,
     is_first_format: bool,
 }
 
@@ -40,7 +41,7 @@ impl Restore {
             chunks: 0,
             last_tag: 0,
             pending: 0,
-            events: Vec::new(),
+            events: SmallVec::new(),
             is_first_format: false,
         }
     }
@@ -216,9 +217,7 @@ impl Restore {
         if self.events.is_empty() {
             return Err("a revision is missing");
         }
-        let mut events = std::mem::take(&mut self.events);
-        events.shrink_to_fit();
-        self.view.store.commit(events);
+        self.view.store.commit(std::mem::take(&mut self.events));
         Ok(())
     }
 
@@ -255,10 +254,11 @@ impl Restore {
     }
 
     fn recent(&mut self, reader: &mut Reader) -> ReadResult<()> {
+        let (name, token, lease) = (reader.bytes()?, reader.signed()?, reader.signed()?);
         let holder = RecentHolder {
-            name: Bytes::copy_from_slice(reader.bytes()?),
-            token: reader.signed()?,
-            lease: reader.signed()?,
+            key: entry_key(name, lease).into(),
+            token,
+            lease,
             mode: decode_mode(reader)?,
             owner: shared(reader.bytes()?),
             holder: shared(reader.bytes()?),

@@ -31,25 +31,54 @@ pub fn command() -> impl Strategy<Value = Command> {
         }),
         2 => lease().prop_map(|lease| Command::LeaseRevoke { lease }),
         3 => (1..3u64, vec(lease(), 0..4)).prop_map(|(term, leases)| Command::LeaseExpire { term, leases }),
-        10 => lock().prop_map(Command::Lock),
+        10 => lock(mode()).prop_map(Command::Lock),
         4 => (key(), 0..3u128).prop_map(|(key, call)| Command::Leave(Leave { key, call })),
         2 => unlock().prop_map(Command::Unlock),
         1 => (lock_name(), 2..40i64).prop_map(|(name, token)| Command::ForceRelease { name, token }),
         1 => lock_name().prop_map(|name| Command::ForgetLock { name }),
         1 => lease().prop_map(|lease| Command::ResumeSession { lease }),
         1 => alarm().prop_map(Command::Alarm),
-        1 => (1..4u64, any::<bool>()).prop_map(|(id, learner)| Command::Publish(Member {
-            id,
-            name: format!("member {id}"),
-            peer_urls: vec![format!("http://{id}:2380")],
-            client_urls: Vec::new(),
-            learner,
-        })),
+        1 => member().prop_map(Command::Publish),
+        1 => member_change().prop_map(Command::ChangeMembers),
     ]
 }
 
-/// Commands that are all about one or two queues, so that these grow long and change often.
-pub fn lock_command() -> impl Strategy<Value = Command> {
+fn member() -> impl Strategy<Value = Member> {
+    (1..4u64, any::<bool>()).prop_map(|(id, learner)| Member {
+        id,
+        name: format!("member {id}"),
+        peer_urls: vec![format!("http://{id}:2380")],
+        client_urls: Vec::new(),
+        learner,
+    })
+}
+
+/// Such as the state never refuses.
+fn member_change() -> impl Strategy<Value = MemberChange> {
+    let one = || {
+        prop_oneof![
+            member().prop_map(|member| MemberChange::Update { member }),
+            (0..5u64, any::<bool>()).prop_map(|(id, force)| MemberChange::Remove { id, force }),
+        ]
+    };
+    prop_oneof![4 => one(), 1 => vec(one(), 0..3).prop_map(MemberChange::Together)]
+}
+
+/// Commands that are all about one or two queues, so that these grow long and change often. In some runs most
+/// locks are barriers, because it takes several of one kind in a row to open one.
+pub fn lock_commands() -> impl Strategy<Value = Vec<Command>> {
+    let barriers = prop_oneof![
+        5 => Just(Mode::Barrier(2)),
+        3 => Just(Mode::Barrier(3)),
+        1 => mode(),
+    ];
+    prop_oneof![
+        2 => vec(lock_command(mode().boxed()), 1..80),
+        1 => vec(lock_command(barriers.boxed()), 1..80),
+    ]
+}
+
+fn lock_command(mode: BoxedStrategy<Mode>) -> impl Strategy<Value = Command> {
     let op = || {
         prop_oneof![
             3 => entry_put().prop_map(Op::Put),
@@ -57,7 +86,7 @@ pub fn lock_command() -> impl Strategy<Value = Command> {
         ]
     };
     prop_oneof![
-        12 => lock().prop_map(Command::Lock),
+        12 => lock(mode).prop_map(Command::Lock),
         6 => entry_key().prop_map(|key| Command::Delete(Delete { keys: Keys::One(key), prev_kv: false })),
         3 => (entry_key(), 0..3u128).prop_map(|(key, call)| Command::Leave(Leave { key, call })),
         8 => unlock().prop_map(Command::Unlock),
@@ -186,13 +215,17 @@ pub fn txn() -> impl Strategy<Value = Txn> {
     })
 }
 
-fn lock() -> impl Strategy<Value = Lock> {
-    let mode = prop_oneof![
+fn mode() -> impl Strategy<Value = Mode> {
+    prop_oneof![
         2 => Just(Mode::Exclusive),
         3 => Just(Mode::Shared),
         2 => Just(Mode::Slots(2)),
         1 => Just(Mode::Slots(3)),
-    ];
+        3 => (0..4u32).prop_map(Mode::Barrier),
+    ]
+}
+
+fn lock(mode: impl Strategy<Value = Mode>) -> impl Strategy<Value = Lock> {
     let more_names = prop_oneof![4 => Just(vec![]), 1 => vec(lock_name(), 1..3)];
     let asked = (any::<bool>(), 0..4u8, more_names);
     (lock_name(), lease(), 0..3u128, mode, small(), asked, small()).prop_map(

@@ -16,6 +16,8 @@ pub struct Naive {
     pub compacted: Revision,
     pub leases: BTreeMap<LeaseId, u64>,
     pub entries: Vec<Entry>,
+    /// Who was let through a barrier and has not left: by name and token.
+    passed: BTreeSet<(Vec<u8>, Revision)>,
     pub alarms: BTreeSet<Alarm>,
     origins: BTreeMap<MemberId, (u64, BTreeSet<u64>, u64, BTreeSet<u64>)>,
 }
@@ -93,10 +95,23 @@ impl Naive {
         Ok(())
     }
 
-    /// The tokens that are granted: an entry is if all before it are and go with it.
+    /// The tokens that are granted: an entry is if all before it are and go with it. At a barrier, who was let
+    /// through stays so, and others are if they and enough others of their kind are all that stands at the head.
     pub fn granted(&self) -> BTreeSet<(Vec<u8>, Revision)> {
-        let mut granted = BTreeSet::new();
+        let mut granted = self.passed.clone();
         for entry in &self.entries {
+            if let Mode::Barrier(parties) = entry.mode {
+                let queue: Vec<_> = self.entries.iter().filter(|other| other.name == entry.name).collect();
+                let round: Vec<_> = queue.into_iter().take(parties as usize).collect();
+                if !self.passed.iter().any(|(name, _)| *name == entry.name)
+                    && round.len() == parties as usize
+                    && round.iter().all(|other| other.mode == entry.mode)
+                    && round.contains(&entry)
+                {
+                    granted.insert((entry.name.clone(), entry.token));
+                }
+                continue;
+            }
             let before: Vec<_> =
                 self.entries.iter().filter(|other| other.name == entry.name && other.token < entry.token).collect();
             let is_granted = before.iter().all(|other| {
@@ -128,13 +143,17 @@ impl Naive {
             self.log.push((revision, kind, kv));
         }
         let commit = wrote.then(|| self.commits(revision).remove(0));
+        self.passed
+            .retain(|(name, token)| self.entries.iter().any(|entry| entry.name == *name && entry.token == *token));
         let after = self.granted();
-        let mut lock_changes: Vec<_> = work
+        let at_barriers = self.entries.iter().filter(|entry| matches!(entry.mode, Mode::Barrier(_)));
+        let places = at_barriers.map(|entry| (entry.name.clone(), entry.token));
+        self.passed = places.filter(|place| after.contains(place)).collect();
+        let mut lock_changes: tenure_machine::LockChanges = work
             .ended
             .into_iter()
             .map(|(entry, cause)| LockChange::Ended {
                 held: before.contains(&(entry.name.clone(), entry.token)),
-                name: entry.name.into(),
                 key: entry.key.into(),
                 token: entry.token,
                 lease: entry.lease,
@@ -145,10 +164,10 @@ impl Naive {
             self.give_slot(name, *token, &before);
             let entry = self.entries.iter().find(|entry| entry.name == *name && entry.token == *token).unwrap();
             lock_changes.push(LockChange::Granted {
-                name: name.clone().into(),
                 key: entry.key.clone().into(),
                 token: *token,
                 lease: entry.lease,
+                slot: entry.slot,
             });
         }
         if let Ok(Reply::Lock(reply)) = &mut reply {
@@ -158,6 +177,9 @@ impl Naive {
                 reply.granted &= after.contains(&(entry.name.clone(), entry.token));
                 let ahead = |other: &&Entry| other.name == entry.name && other.token < entry.token;
                 reply.ahead = reply.ahead.max(self.entries.iter().filter(ahead).count());
+            }
+            if reply.granted {
+                reply.ahead = 0;
             }
             reply.slot = self.entries.iter().find(|entry| entry.key[..] == reply.key[..]).unwrap().slot;
         }
@@ -313,6 +335,7 @@ impl Naive {
                 Ok(Reply::Alarms(cleared))
             }
             Command::Publish(_) => Ok(Reply::Published),
+            Command::ChangeMembers(_) => Ok(Reply::MembersChanged),
         }
     }
 
@@ -449,11 +472,22 @@ impl Naive {
         TxnReply { succeeded, responses }
     }
 
+    fn busy(&self, name: &[u8]) -> Reply {
+        let waiting = self.entries.iter().filter(|entry| entry.name == name).count()
+            - self.granted().iter().filter(|(granted, _)| granted == name).count();
+        Reply::Busy(BusyReply { name: name.to_vec().into(), holder: None, waiting })
+    }
+
     fn lock(&mut self, work: &mut Work, lock: &Lock) -> Result<Reply, Refusal> {
         self.sound()?;
         let names: Vec<_> = names(lock).collect();
         if (1..names.len()).any(|index| names[..index].contains(&names[index])) {
             return Err(Refusal::HeldAlready);
+        }
+        if let Mode::Barrier(parties) = lock.mode
+            && (names.len() > 1 || parties == 0)
+        {
+            return Err(Refusal::ImpossibleBarrier);
         }
         if !self.leases.contains_key(&lock.lease) {
             return Err(Refusal::LeaseNotFound);
@@ -473,9 +507,7 @@ impl Naive {
             self.growth()?;
             if let Some(busy) = names.iter().find(|name| !self.would_grant(name, lock.mode)) {
                 if lock.try_once {
-                    let waiting = self.entries.iter().filter(|entry| entry.name == *busy).count()
-                        - self.granted().iter().filter(|(name, _)| name == busy).count();
-                    return Ok(Reply::Busy(BusyReply { name: busy.clone().into(), holder: None, waiting }));
+                    return Ok(self.busy(busy));
                 }
                 if !lock.owner.is_empty() && self.waits_in_a_circle(lock, &names) {
                     return Err(Refusal::Deadlock { cycle: String::new() });
@@ -495,6 +527,11 @@ impl Naive {
             }
         }
         (reply.token, reply.renewed) = (*tokens.first().unwrap(), true);
+        let granted = self.granted();
+        let waits = names.iter().find(|name| !granted.contains(&((*name).clone(), reply.token)));
+        if let Some(name) = waits.filter(|_| lock.try_once) {
+            return Ok(self.busy(name));
+        }
         for key in &keys {
             self.entries.iter_mut().find(|entry| entry.key == *key).unwrap().call = Some(lock.call);
             let kv = &now[key];
@@ -521,7 +558,9 @@ impl Naive {
             slot: 0,
         };
         let entries = self.entries.iter().cloned().chain([entry]).collect();
-        Naive { entries, ..Naive::default() }.granted().contains(&(name.to_vec(), Revision::MAX))
+        Naive { entries, passed: self.passed.clone(), ..Naive::default() }
+            .granted()
+            .contains(&(name.to_vec(), Revision::MAX))
     }
 
     /// Whether the owner reaches itself, following who waits for whom until nothing new is found.
@@ -529,7 +568,12 @@ impl Naive {
         let granted = self.granted();
         let blockers = |name: &[u8], token: Revision, mode: Mode| -> Vec<Vec<u8>> {
             let is_in_the_way = |other: &&Entry| {
-                let goes_along = mode != Mode::Exclusive && other.mode == mode;
+                let is_through = granted.contains(&(other.name.clone(), other.token));
+                let goes_along = match mode {
+                    Mode::Exclusive => false,
+                    Mode::Shared | Mode::Slots(_) => other.mode == mode,
+                    Mode::Barrier(_) => other.mode == mode && !is_through,
+                };
                 other.name == name && other.token < token && !goes_along && !other.owner.is_empty()
             };
             self.entries.iter().filter(is_in_the_way).map(|other| other.owner.clone()).collect()
@@ -549,15 +593,18 @@ impl Naive {
         }
     }
 
-    /// The lowest slot of its semaphore that no other holder has.
+    /// The lowest slot of its semaphore that no other holder has; of a barrier, how many came before.
     fn give_slot(&mut self, name: &[u8], token: Revision, before: &BTreeSet<(Vec<u8>, Revision)>) {
         let holds = |other: &&Entry| {
             other.name == name && (other.token < token || before.contains(&(name.to_vec(), other.token)))
         };
+        let earlier = self.entries.iter().filter(|other| other.name == name && other.token < token).count() as u32;
         let taken: BTreeSet<u32> = self.entries.iter().filter(holds).map(|other| other.slot).collect();
         let entry = self.entries.iter_mut().find(|entry| entry.name == name && entry.token == token).unwrap();
-        if matches!(entry.mode, Mode::Slots(_)) {
-            entry.slot = (0..).find(|slot| !taken.contains(slot)).unwrap();
+        match entry.mode {
+            Mode::Slots(_) => entry.slot = (0..).find(|slot| !taken.contains(slot)).unwrap(),
+            Mode::Barrier(_) => entry.slot = earlier,
+            Mode::Exclusive | Mode::Shared => {}
         }
     }
 }

@@ -25,35 +25,6 @@ type Answer = Result<Response<tonic::body::Body>, Infallible>;
 type AnswerFuture = Pin<Box<dyn Future<Output = Answer> + Send>>;
 type StopFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// What a generated `…Server` is, alone or with something wrapped around it.
-pub trait GrpcService:
-    Service<
-        Request<tonic::body::Body>,
-        Response = Response<tonic::body::Body>,
-        Error = Infallible,
-        Future: Send + 'static,
-    > + NamedService
-    + Clone
-    + Send
-    + Sync
-    + 'static
-{
-}
-
-impl<S> GrpcService for S where
-    S: Service<
-            Request<tonic::body::Body>,
-            Response = Response<tonic::body::Body>,
-            Error = Infallible,
-            Future: Send + 'static,
-        > + NamedService
-        + Clone
-        + Send
-        + Sync
-        + 'static
-{
-}
-
 type Handler = Box<dyn Fn(Request<tonic::body::Body>) -> AnswerFuture + Send + Sync>;
 
 /// Built once for each runtime; cheap to clone.
@@ -77,7 +48,20 @@ pub struct ServicesBuilder {
 }
 
 impl ServicesBuilder {
-    pub fn add_service<S: GrpcService>(mut self, service: S) -> ServicesBuilder {
+    /// A generated `…Server`, alone or with something wrapped around it.
+    pub fn add_service<S>(mut self, service: S) -> ServicesBuilder
+    where
+        S: Service<
+                Request<tonic::body::Body>,
+                Response = Response<tonic::body::Body>,
+                Error = Infallible,
+                Future: Send + 'static,
+            > + NamedService
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+    {
         let handler = move |request| Box::pin(service.clone().call(request)) as AnswerFuture;
         self.by_name.insert(S::NAME, Box::new(handler));
         self

@@ -260,7 +260,7 @@ mod tests {
 
     impl Vitals for Patient {
         fn status(&self) -> Status {
-            Status::clone(&self.status)
+            self.status.clone()
         }
 
         fn read(

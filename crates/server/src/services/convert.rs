@@ -36,16 +36,6 @@ pub fn keys(key: Bytes, range_end: Bytes) -> Keys {
     }
 }
 
-/// Every key that starts with `prefix`.
-pub fn prefix(prefix: Bytes) -> Keys {
-    let to = prefix.iter().rposition(|byte| *byte != 0xff).map(|last| {
-        let mut end = prefix[..=last].to_vec();
-        end[last] += 1;
-        Bytes::from(end)
-    });
-    Keys::Span { from: prefix, to }
-}
-
 pub fn range(request: RangeRequest) -> Result<RangeQuery, Error> {
     let keys = keys(request.key, request.range_end);
     checked(keys.check())?;
@@ -76,23 +66,6 @@ pub fn range(request: RangeRequest) -> Result<RangeQuery, Error> {
         min_create_revision: request.min_create_revision,
         max_create_revision: request.max_create_revision,
     })
-}
-
-/// The newest version of some keys, and nothing special.
-pub fn plain_query(keys: Keys) -> RangeQuery {
-    RangeQuery {
-        keys,
-        revision: 0,
-        limit: 0,
-        sort_order: SortOrder::None,
-        sort_target: SortTarget::Key,
-        keys_only: false,
-        count_only: false,
-        min_mod_revision: 0,
-        max_mod_revision: 0,
-        min_create_revision: 0,
-        max_create_revision: 0,
-    }
 }
 
 pub fn put(request: PutRequest) -> Result<Put, Error> {
@@ -195,18 +168,6 @@ mod tests {
         // Empty, but a range all the same: it matches nothing.
         assert_eq!(keys("b".into(), "a".into()), span("b", Some("a")));
         assert_eq!(keys("a".into(), "\0\0".into()), span("a", Some("\0\0")));
-    }
-
-    #[test]
-    fn a_prefix_ends_where_its_last_byte_is_one_more() {
-        let prefix = |bytes: &'static [u8]| match prefix(Bytes::from_static(bytes)) {
-            Keys::Span { to, .. } => to,
-            Keys::One(_) => panic!("a prefix is a span"),
-        };
-        assert_eq!(prefix(b"ab").as_deref(), Some(&b"ac"[..]));
-        assert_eq!(prefix(b"a\xff\xff").as_deref(), Some(&b"b"[..]));
-        assert_eq!(prefix(b"\xff\xff"), None);
-        assert_eq!(prefix(b""), None);
     }
 
     #[test]

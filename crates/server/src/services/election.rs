@@ -13,16 +13,16 @@ use tenure_api::v3electionpb::{
     ResignRequest, ResignResponse,
 };
 use tenure_machine::{
-    Command, Compare, CompareResult, CompareTarget, Delete, KeyValue, Keys, LockReply, Op, Put, Reply, Revision, Txn,
-    TxnReply, View,
+    Command, Compare, CompareResult, CompareTarget, Delete, KeyValue, Keys, LeaseId, LockEntry, LockReply, Op, Put,
+    Reply, Revision, Txn, TxnReply, View,
 };
-use tenure_replica::Consistency;
+use tenure_replica::{Consistency, Failure};
 use tonic::{Request, Response, Status};
 
 use super::errors::{self, within};
 use super::kv::unexpected;
 use super::lock::{Place, session, take_place};
-use super::observe_election::observe;
+use super::observe_election::{Leading, Words, observe};
 use super::produced::{Produced, produced};
 use super::{Shared, answer, authorize};
 use crate::member::At;
@@ -48,8 +48,7 @@ impl Election for ElectionService {
         let ProclaimRequest { leader, value } = request.into_inner();
         let LeaderKey { key, rev, lease, .. } = named(leader)?;
         let lease = session(&self.0, lease).await?;
-        let put = Put { key: key.clone(), value, lease, prev_kv: false, ignore_value: false, ignore_lease: false };
-        let at = self.if_entry(key, rev, Op::Put(put)).await?;
+        let at = if_entry(&self.0, key.clone(), rev, put(key, value, lease), errors::failed_within).await?;
         match at.value.succeeded {
             true => Ok(Response::new(ProclaimResponse { header: self.0.header(&at) })),
             false => Err(errors::ELECTION_NOT_LEADER.into()),
@@ -61,7 +60,7 @@ impl Election for ElectionService {
         let name = request.into_inner().name;
         let at = self.0.member.view(Consistency::Linearizable).await.map_err(errors::failed_within)?;
         match leader(&at.value, &name) {
-            Some(kv) => {
+            Some((_, kv)) => {
                 let kv = Some(answer::key_value(kv, false));
                 Ok(Response::new(LeaderResponse { header: self.0.header(&at), kv }))
             }
@@ -76,7 +75,8 @@ impl Election for ElectionService {
         let shared = self.0.clone();
         let leader_loss = shared.leader_monitor.follow(request.metadata());
         let name = request.into_inner().name;
-        Ok(Response::new(produced(|emitter| observe(shared, name, leader_loss, emitter))))
+        let words = Words { leading: observed, failed: errors::failed_within };
+        Ok(Response::new(produced(|emitter| observe(shared, name, words, leader_loss, emitter))))
     }
 
     /// Whoever does not lead any more has nothing to give up, and is told that all is well.
@@ -84,27 +84,12 @@ impl Election for ElectionService {
         authorize("Resign", request.metadata())?;
         let LeaderKey { key, rev, .. } = named(request.into_inner().leader)?;
         let delete = Delete { keys: Keys::One(key.clone()), prev_kv: false };
-        let at = self.if_entry(key, rev, Op::Delete(delete)).await?;
+        let at = if_entry(&self.0, key, rev, Op::Delete(delete), errors::failed_within).await?;
         Ok(Response::new(ResignResponse { header: self.0.header(&at) }))
     }
 }
 
 impl ElectionService {
-    /// Does `op` if `key` is still the entry that was created at `revision`.
-    async fn if_entry(&self, key: Bytes, revision: Revision, op: Op) -> Result<At<TxnReply>, Status> {
-        let compare = Compare {
-            keys: Keys::One(key),
-            result: CompareResult::Equal,
-            target: CompareTarget::CreateRevision(revision),
-        };
-        let txn = Txn { compare: vec![compare], success: vec![op], failure: Vec::new() };
-        let at = self.0.member.submit(Command::Txn(txn)).await.map_err(errors::failed_within)?;
-        match at.value {
-            Reply::Txn(reply) => Ok(At { value: reply, revision: at.revision, term: at.term }),
-            other => Err(unexpected(&other)),
-        }
-    }
-
     /// The revision that etcd's header of a campaign names: that of taking the place, not of winning;
     /// and where the place was taken already, the one before the new value was written.
     async fn entered(&self, at: &At<LockReply>) -> Result<Revision, Status> {
@@ -118,10 +103,38 @@ impl ElectionService {
     }
 }
 
-/// The entry that leads the election `name`.
-pub fn leader<'a>(view: &'a View, name: &[u8]) -> Option<&'a Arc<KeyValue>> {
-    let (key, _) = view.lock_holders(name).into_iter().next()?;
-    view.get(&key)
+/// The entry that leads the election `name`, and its key.
+pub fn leader<'a>(view: &'a View, name: &[u8]) -> Option<(&'a Arc<LockEntry>, &'a Arc<KeyValue>)> {
+    let first = view.lock_queue(name).next().filter(|first| first.granted_wall_ms.is_some())?;
+    Some((first, view.get(&first.key)?))
+}
+
+/// What a leader proclaims.
+pub fn put(key: Bytes, value: Bytes, lease: LeaseId) -> Op {
+    Op::Put(Put { key, value, lease, prev_kv: false, ignore_value: false, ignore_lease: false })
+}
+
+/// Does `op` if `key` is still the entry that was created at `revision`.
+pub async fn if_entry(
+    shared: &Shared,
+    key: Bytes,
+    revision: Revision,
+    op: Op,
+    failed: fn(Failure) -> Status,
+) -> Result<At<TxnReply>, Status> {
+    let compare =
+        Compare { keys: Keys::One(key), result: CompareResult::Equal, target: CompareTarget::CreateRevision(revision) };
+    let txn = Txn { compare: vec![compare], success: vec![op], failure: Vec::new() };
+    let At { value, revision, term } = shared.member.submit(Command::Txn(txn)).await.map_err(failed)?;
+    match value {
+        Reply::Txn(value) => Ok(At { value, revision, term }),
+        other => Err(unexpected(&other)),
+    }
+}
+
+fn observed(shared: &Shared, leading: &Leading) -> LeaderResponse {
+    let header = shared.header_at(leading.revision, leading.term);
+    LeaderResponse { header, kv: Some(leading.kv.clone()) }
 }
 
 fn named(leader: Option<LeaderKey>) -> Result<LeaderKey, Status> {

@@ -65,11 +65,15 @@ const NOT_AN_ENTRY: Error = Error(Code::FailedPrecondition, "tenure: key exists 
 
 // Only Tenure's own lock service can say these.
 const TOO_MANY_NAMES: Error = Error(Code::InvalidArgument, "too many names in one lock request");
+const IMPOSSIBLE_BARRIER: Error =
+    Error(Code::InvalidArgument, "a barrier has one name, and parties from 1 to the limit");
 const HELD_ALREADY: Error = Error(Code::FailedPrecondition, "lock is held already by the same lease");
 pub const NOT_THE_HOLDER: Error = Error(Code::FailedPrecondition, "not the holder");
 const NOT_HELD: Error = Error(Code::FailedPrecondition, "not held");
 const IN_USE: Error = Error(Code::FailedPrecondition, "lock is held or waited for");
 const DEADLOCK: Error = Error(Code::FailedPrecondition, "deadlock");
+pub const NOBODY_LEADS: Error = Error(Code::NotFound, "election: no leader");
+pub const DOES_NOT_LEAD: Error = Error(Code::FailedPrecondition, "election: not leader");
 pub const SESSION_RESUMED: Error = Error(Code::Aborted, "session was resumed elsewhere");
 
 // A watch that cannot be opened is told so within its stream, by text alone.
@@ -103,6 +107,7 @@ pub fn of_refusal(refusal: &Refusal) -> Error {
         Refusal::NotAnEntry => NOT_AN_ENTRY,
         Refusal::TooManyNames => TOO_MANY_NAMES,
         Refusal::HeldAlready => HELD_ALREADY,
+        Refusal::ImpossibleBarrier => IMPOSSIBLE_BARRIER,
         Refusal::NotTheHolder => NOT_THE_HOLDER,
         Refusal::NotHeld => NOT_HELD,
         Refusal::InUse => IN_USE,
@@ -203,6 +208,7 @@ mod tests {
             (Refusal::NotAnEntry, FailedPrecondition, "tenure: key exists and is not a lock entry"),
             (Refusal::TooManyNames, InvalidArgument, "too many names in one lock request"),
             (Refusal::HeldAlready, FailedPrecondition, "lock is held already by the same lease"),
+            (Refusal::ImpossibleBarrier, InvalidArgument, "a barrier has one name, and parties from 1 to the limit"),
             (Refusal::NotTheHolder, FailedPrecondition, "not the holder"),
             (Refusal::NotHeld, FailedPrecondition, "not held"),
             (Refusal::InUse, FailedPrecondition, "lock is held or waited for"),

@@ -64,9 +64,6 @@ pub async fn take_place(shared: &Shared, place: Place) -> Result<At<LockReply>, 
         mode: Mode::Exclusive,
         value,
         overwrite,
-        owner: Bytes::new(),
-        holder: Bytes::new(),
-        metadata: Bytes::new(),
         ..Default::default()
     };
     let at = shared.member.lock(lock).await.map_err(errors::failed_within)?;

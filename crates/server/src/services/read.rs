@@ -4,15 +4,9 @@
 //! gives the same answer and costs the cluster nothing. A short one is evaluated where it came in; one
 //! that turns out to walk many keys is started over on a blocking thread.
 
-use std::cmp::Ordering;
-
 use tenure_api::etcdserverpb::{RequestOp, TxnRequest, request_op};
-use tenure_machine::{
-    Compare, CompareResult, CompareTarget, KeyValue, Op, OpReply, RangeQuery, RangeReply, Refusal, Txn, TxnReply, View,
-};
+use tenure_machine::{Compare, Op, OpReply, RangeQuery, RangeReply, Refusal, Txn, TxnReply, View};
 use tenure_replica::Consistency;
-
-use super::convert;
 
 /// Keys that a transaction may walk on a network thread.
 const SHORT_KEYS: usize = 1000;
@@ -100,7 +94,7 @@ impl Reader<'_> {
 
     fn holds(&mut self, compares: &[Compare]) -> Result<bool, Stop> {
         for compare in compares {
-            let found = self.range(&convert::plain_query(compare.keys.clone()))?;
+            let found = self.range(&RangeQuery::new(compare.keys.clone()))?;
             if !holds_for(compare, &found) {
                 return Ok(false);
             }
@@ -109,37 +103,11 @@ impl Reader<'_> {
     }
 }
 
-/// A compare over several keys holds if it holds for each. A key that is not there has no value, which
-/// equals nothing and differs from nothing; all its numbers are 0.
+/// A compare over several keys holds if it holds for each.
 fn holds_for(compare: &Compare, found: &RangeReply) -> bool {
-    if found.kvs.is_empty() {
-        return match &compare.target {
-            CompareTarget::Value(_) => false,
-            CompareTarget::Version(number)
-            | CompareTarget::CreateRevision(number)
-            | CompareTarget::ModRevision(number)
-            | CompareTarget::Lease(number) => is_met(compare.result, 0.cmp(number)),
-        };
-    }
-    found.kvs.iter().all(|kv| is_met(compare.result, order(kv, &compare.target)))
-}
-
-fn order(kv: &KeyValue, target: &CompareTarget) -> Ordering {
-    match target {
-        CompareTarget::Version(version) => kv.version.cmp(version),
-        CompareTarget::CreateRevision(revision) => kv.create_revision.cmp(revision),
-        CompareTarget::ModRevision(revision) => kv.mod_revision.cmp(revision),
-        CompareTarget::Value(value) => kv.value[..].cmp(&value[..]),
-        CompareTarget::Lease(lease) => kv.lease.cmp(lease),
-    }
-}
-
-fn is_met(result: CompareResult, order: Ordering) -> bool {
-    match result {
-        CompareResult::Equal => order.is_eq(),
-        CompareResult::NotEqual => order.is_ne(),
-        CompareResult::Greater => order.is_gt(),
-        CompareResult::Less => order.is_lt(),
+    match &found.kvs[..] {
+        [] => compare.holds_for(None),
+        kvs => kvs.iter().all(|kv| compare.holds_for(Some(kv))),
     }
 }
 
@@ -149,7 +117,7 @@ mod tests {
     use bytes::Bytes;
     use std::sync::Arc;
     use tenure_api::etcdserverpb::{PutRequest, RangeRequest};
-    use tenure_machine::Keys;
+    use tenure_machine::{CompareResult, CompareTarget, KeyValue, Keys};
 
     fn request(ops: Vec<request_op::Request>) -> TxnRequest {
         let success = ops.into_iter().map(|request| RequestOp { request: Some(request) }).collect();

@@ -1,6 +1,5 @@
 use std::time::Duration;
 
-use tenure_api::etcdserverpb::RangeRequest;
 use tenure_api::v3electionpb::*;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -17,17 +16,6 @@ fn campaign(server: &Server, lease: i64, value: &'static str) -> JoinHandle<Resu
 async fn won(campaign: JoinHandle<Result<CampaignResponse, Status>>) -> (i64, LeaderKey) {
     let response = timeout(PATIENCE, campaign).await.expect("in time").unwrap().unwrap();
     (response.header.unwrap().revision, response.leader.unwrap())
-}
-
-async fn candidates(server: &Server, count: i64) {
-    let entries = RangeRequest { key: "boss/".into(), range_end: "boss0".into(), ..Default::default() };
-    timeout(PATIENCE, async {
-        while server.kv().range(entries.clone()).await.unwrap().into_inner().count != count {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    })
-    .await
-    .expect("in time");
 }
 
 async fn proclaim(server: &Server, leader: &LeaderKey, value: &'static str) -> Result<i64, Status> {
@@ -67,7 +55,7 @@ async fn a_leader_is_elected_proclaims_and_resigns() {
     assert_eq!(leader.header.unwrap().revision, 2);
 
     let second = campaign(&server, leases[1], "two");
-    candidates(&server, 2).await;
+    server.until_entries("boss", 2).await;
     assert_eq!(proclaim(&server, &first, "uno").await.unwrap(), 4);
     assert_eq!(client.leader(election()).await.unwrap().into_inner().kv.unwrap().value, "uno");
     assert_eq!(resign(&server, &first).await, 5);
@@ -97,9 +85,9 @@ async fn a_candidate_that_hangs_up_is_none_any_more() {
     let leases = [server.grant(60).await, server.grant(60).await];
     won(campaign(&server, leases[0], "one")).await;
     let second = campaign(&server, leases[1], "two");
-    candidates(&server, 2).await;
+    server.until_entries("boss", 2).await;
     second.abort();
-    candidates(&server, 1).await;
+    server.until_entries("boss", 1).await;
 }
 
 #[tokio::test]
@@ -136,7 +124,7 @@ async fn observers_see_every_leader_and_every_value() {
     let mut late = server.election().observe(election()).await.unwrap().into_inner();
     assert_eq!(observed(&mut late).await, ("one".to_owned(), 3));
     let second = campaign(&server, leases[1], "two");
-    candidates(&server, 3).await;
+    server.until_entries("boss", 3).await;
     proclaim(&server, &first, "uno").await.unwrap();
     for stream in [&mut early, &mut late] {
         assert_eq!(observed(stream).await, ("uno".to_owned(), 5));

@@ -20,6 +20,7 @@ use tenure_api::v3lockpb::lock_client::LockClient;
 use tenure_server::config::Config;
 use tenure_server::run::{RunError, run_with};
 use tokio::sync::oneshot;
+use tokio::time::timeout;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
@@ -125,6 +126,19 @@ impl Server {
         self.kv().range(request).await.unwrap().into_inner().kvs.pop()
     }
 
+    /// Waits until so many stand in the queue of a lock or an election.
+    pub async fn until_entries(&self, name: &str, count: i64) {
+        let (key, range_end) = (format!("{name}/").into(), format!("{name}0").into());
+        let entries = RangeRequest { key, range_end, ..Default::default() };
+        timeout(PATIENCE, async {
+            while self.kv().range(entries.clone()).await.unwrap().into_inner().count != count {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await
+        .expect("in time");
+    }
+
     pub async fn compact(&self, revision: i64) {
         self.kv().compact(CompactionRequest { revision, physical: false }).await.unwrap();
     }
@@ -140,12 +154,24 @@ impl Server {
     pub async fn status(&self) -> StatusResponse {
         self.maintenance().status(StatusRequest {}).await.unwrap().into_inner()
     }
+
+    /// Stops it while its clients look on, and waits for its end.
+    pub async fn stop(mut self) {
+        let ended = self.begin_to_stop().expect("stopped once");
+        let ended = tokio::task::spawn_blocking(|| ended.join()).await.unwrap();
+        ended.expect("the member did not panic").expect("the member ended well");
+    }
+
+    fn begin_to_stop(&mut self) -> Option<JoinHandle<Result<(), RunError>>> {
+        let _ = self.shutdown.take()?.send(());
+        self.thread.take()
+    }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = self.shutdown.take().expect("stopped once").send(());
-        let ended = self.thread.take().expect("stopped once").join();
+        let Some(ended) = self.begin_to_stop() else { return };
+        let ended = ended.join();
         if !std::thread::panicking() {
             ended.expect("the member did not panic").expect("the member ended well");
         }

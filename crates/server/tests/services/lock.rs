@@ -1,6 +1,4 @@
-use std::time::Duration;
-
-use tenure_api::etcdserverpb::{LeaseLeasesRequest, RangeRequest};
+use tenure_api::etcdserverpb::LeaseLeasesRequest;
 use tenure_api::v3lockpb::{LockRequest, LockResponse, UnlockRequest};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -16,18 +14,6 @@ fn lock(server: &Server, lease: i64) -> JoinHandle<Result<LockResponse, Status>>
 
 async fn held(lock: JoinHandle<Result<LockResponse, Status>>) -> LockResponse {
     timeout(PATIENCE, lock).await.expect("in time").unwrap().unwrap()
-}
-
-/// Waits until so many stand in the queue.
-async fn queued(server: &Server, count: i64) {
-    let entries = RangeRequest { key: "jobs/".into(), range_end: "jobs0".into(), ..Default::default() };
-    timeout(PATIENCE, async {
-        while server.kv().range(entries.clone()).await.unwrap().into_inner().count != count {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    })
-    .await
-    .expect("in time");
 }
 
 async fn unlock(server: &Server, key: impl Into<bytes::Bytes>) -> i64 {
@@ -59,7 +45,7 @@ async fn first_come_first_served() {
         let lease = server.grant(60).await;
         leases.push(lease);
         waiting.push(lock(&server, lease));
-        queued(&server, number).await;
+        server.until_entries("jobs", number).await;
     }
     let mut revision = 5;
     for (lease, lock) in leases.into_iter().zip(waiting) {
@@ -76,11 +62,11 @@ async fn a_cancelled_call_leaves_the_queue() {
     let leases = [server.grant(60).await, server.grant(60).await, server.grant(60).await];
     let first = held(lock(&server, leases[0])).await;
     let second = lock(&server, leases[1]);
-    queued(&server, 2).await;
+    server.until_entries("jobs", 2).await;
     let third = lock(&server, leases[2]);
-    queued(&server, 3).await;
+    server.until_entries("jobs", 3).await;
     second.abort();
-    queued(&server, 2).await;
+    server.until_entries("jobs", 2).await;
     unlock(&server, first.key).await;
     assert_eq!(text(&held(third).await.key), format!("jobs/{:x}", leases[2]));
 }
@@ -91,7 +77,7 @@ async fn a_waiter_whose_lease_ends_is_told() {
     let leases = [server.grant(60).await, server.grant(60).await];
     held(lock(&server, leases[0])).await;
     let second = lock(&server, leases[1]);
-    queued(&server, 2).await;
+    server.until_entries("jobs", 2).await;
     server.revoke(leases[1]).await;
     let answer = timeout(PATIENCE, second).await.unwrap().unwrap();
     assert_refused(answer, Code::Unknown, "mutex: session is expired");
@@ -103,7 +89,7 @@ async fn a_lease_that_ends_hands_the_lock_on() {
     let leases = [server.grant(60).await, server.grant(60).await];
     held(lock(&server, leases[0])).await;
     let second = lock(&server, leases[1]);
-    queued(&server, 2).await;
+    server.until_entries("jobs", 2).await;
     server.revoke(leases[0]).await;
     let got = held(second).await;
     assert_eq!(got.header.unwrap().revision, 4, "at the revision of the hand-over");

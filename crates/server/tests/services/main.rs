@@ -12,6 +12,8 @@ mod large;
 mod lease;
 mod lock;
 mod maintenance;
+mod tenure_barrier;
+mod tenure_election;
 mod tenure_lock;
 mod tenure_session;
 mod txn;

@@ -3,9 +3,9 @@
 use tenure_api::tenure::v1::lock_service_client::LockServiceClient;
 use tenure_api::tenure::v1::recent_holder::End;
 use tenure_api::tenure::v1::{
-    DeleteRequest, DescribeRequest, DescribeResponse, ForceReleaseRequest, LeaseGrantRequest, LeaseKeepAliveRequest,
-    LeaseRevokeRequest, ListRequest, ListSessionsRequest, LockRequest, LockResponse, Mode, UnlockRequest, WatchCreate,
-    WatchRequest,
+    BarrierRequest, CampaignRequest, DeleteRequest, DescribeRequest, DescribeResponse, ForceReleaseRequest,
+    LeaseGrantRequest, LeaseKeepAliveRequest, LeaseRevokeRequest, ListRequest, ListSessionsRequest, LockRequest,
+    LockResponse, Mode, UnlockRequest, WatchCreate, WatchRequest,
 };
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -106,6 +106,13 @@ async fn who_cannot_wait_is_told_who_is_in_the_way() {
     let late = lock(&mut client, LockRequest { timeout_ms: Some(30), ..ask("jobs", bob) }).await;
     assert!(!late.acquired && late.holder.is_some());
     waiting(&mut client, "jobs", 0).await;
+    // Nor does it wait for its turn where another call of the same lease does, which keeps its place.
+    let mut other = client.clone();
+    let patient = tokio::spawn(async move { lock(&mut other, ask("jobs", bob)).await });
+    waiting(&mut client, "jobs", 1).await;
+    assert!(!client.try_lock(ask("jobs", bob)).await.unwrap().into_inner().acquired);
+    assert!(unlock(&mut client, "jobs", held.fencing_token).await.unwrap());
+    assert!(patient.await.unwrap().acquired);
 }
 
 #[tokio::test]
@@ -313,6 +320,11 @@ async fn what_makes_no_sense_is_refused_with_the_reason() {
         (LockRequest { mode: 7, ..ask("a", lease) }, "unknown mode 7"),
         (LockRequest { mode: Mode::Semaphore.into(), ..ask("a", lease) }, "a semaphore needs slots"),
         (LockRequest { slots: 2, ..ask("a", lease) }, "only a semaphore has slots"),
+        (LockRequest { mode: Mode::Barrier.into(), ..ask("a", lease) }, "a barrier has 1 to 10000 parties"),
+        (
+            LockRequest { mode: Mode::Barrier.into(), slots: 2, more_names: vec!["b".to_owned()], ..ask("a", lease) },
+            "a barrier has one name",
+        ),
         (LockRequest { timeout_ms: Some(-1), ..ask("a", lease) }, "timeout_ms must not be negative"),
         (LockRequest { metadata: vec![0; 4097].into(), ..ask("a", lease) }, "metadata is longer than 4096 bytes"),
         (LockRequest { owner: long.clone(), ..ask("a", lease) }, "owner is longer than 1024 bytes"),
@@ -325,6 +337,32 @@ async fn what_makes_no_sense_is_refused_with_the_reason() {
     assert_eq!((status.code(), status.message()), (Code::OutOfRange, "ttl_ms must be at least 500"));
     let status = unlock(&mut client, "a", 0).await.unwrap_err();
     assert_eq!((status.code(), status.message()), (Code::InvalidArgument, "fencing_token is missing"));
+}
+
+#[tokio::test]
+async fn who_waits_is_told_of_the_end() {
+    // Whoever were waited for would be waited for longer than this test does.
+    let server = Server::start_with(|config| config.drain = PATIENCE * 60).await;
+    let mut client = client(&server);
+    let (ada, bob) = (lease(&mut client, "ada").await, lease(&mut client, "bob").await);
+    let cleo = lease(&mut client, "cleo").await;
+    lock(&mut client, ask("jobs", ada)).await;
+    let (mut candidate, mut party) = (client.clone(), client.clone());
+    let campaign = CampaignRequest { name: "jobs".to_owned(), lease_id: cleo, ..Default::default() };
+    let barrier = BarrierRequest { name: "gate".to_owned(), lease_id: bob, parties: 2, ..Default::default() };
+    let waiters = [
+        waits(&client, ask("jobs", bob)),
+        tokio::spawn(async move { candidate.campaign(campaign).await.map(|response| response.into_inner()) }),
+        tokio::spawn(async move { party.barrier(barrier).await.map(|response| response.into_inner()) }),
+    ];
+    waiting(&mut client, "jobs", 2).await;
+    waiting(&mut client, "gate", 1).await;
+    let stopped = tokio::spawn(server.stop());
+    for waiter in waiters {
+        let answer = timeout(PATIENCE, waiter).await.expect("in time").unwrap();
+        assert_refused(answer, Code::Unavailable, "etcdserver: server stopped");
+    }
+    timeout(PATIENCE, stopped).await.expect("in time").unwrap();
 }
 
 #[tokio::test]
@@ -349,6 +387,8 @@ async fn a_cluster_with_a_key_signs_its_grants() {
     assert_eq!((claim.key().as_str(), claim.holder()), ("pool#0", "bob"));
     let shared = lock(&mut client, LockRequest { mode: Mode::Shared.into(), ..ask("book", lease) }).await;
     assert_eq!(shared.signature, "", "it fences no writes");
+    let barrier = lock(&mut client, LockRequest { mode: Mode::Barrier.into(), slots: 1, ..ask("gate", lease) }).await;
+    assert_eq!(barrier.signature, "", "nor does it");
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use tenure_api::tenure::v1::recent_holder::End;
 use tenure_api::tenure::v1::session_request::Request as Asked;
 use tenure_api::tenure::v1::session_response::Response as Told;
 use tenure_api::tenure::v1::{
-    ForceReleaseRequest, LeaseRevokeRequest, ListSessionsRequest, SessionCancel, SessionClose, SessionLock,
+    ForceReleaseRequest, LeaseRevokeRequest, ListSessionsRequest, Mode, SessionCancel, SessionClose, SessionLock,
     SessionOpen, SessionOpened, SessionRenew, SessionRequest, SessionResponse, SessionUnlock,
 };
 use tokio::sync::mpsc;
@@ -250,4 +250,55 @@ async fn what_is_no_session_is_refused() {
         (status.code(), status.message()),
         (Code::InvalidArgument, "request 1 comes after 2: numbers must grow")
     );
+}
+
+#[tokio::test]
+async fn however_many_locks_are_waited_for_renewals_are_heard() {
+    let server = Server::start().await;
+    let (mut ada, mut bob) = (open(&server, "ada").await, open(&server, "bob").await);
+    // More than the requests that may be under way at once.
+    for number in 0..4_200 {
+        ada.ask(lock(&format!("jobs/{number}"))).await;
+        bob.ask(lock(&format!("jobs/{number}"))).await;
+    }
+    let (ada_renews, bob_renews) =
+        (ada.ask(Asked::Renew(SessionRenew {})).await, bob.ask(Asked::Renew(SessionRenew {})).await);
+    for (session, renewal) in [(&mut ada, ada_renews), (&mut bob, bob_renews)] {
+        assert!(matches!(session.hear(renewal).await, Told::Renewed(_)));
+    }
+}
+
+#[tokio::test]
+async fn a_session_cannot_wait_for_more_locks_than_are_allowed() {
+    let server = Server::start_with(|config| config.limits.leases_per_client = 2).await;
+    let (mut ada, mut bob) = (open(&server, "ada").await, open(&server, "bob").await);
+    for name in ["a", "b"] {
+        let number = ada.ask(lock(name)).await;
+        ada.granted(number).await;
+        let number = bob.ask(lock(name)).await;
+        assert!(matches!(bob.hear(number).await, Told::Queued(_)));
+    }
+    let third = bob.ask(lock("c")).await;
+    let (code, text) = bob.refused(third).await;
+    assert_eq!(code, i32::from(Code::ResourceExhausted), "{text}");
+    let free = ada.ask(lock("c")).await;
+    assert!(ada.granted(free).await > 0, "what it holds does not count");
+}
+
+#[tokio::test]
+async fn sessions_meet_at_a_barrier() {
+    let server = Server::start().await;
+    let (mut ada, mut bob) = (open(&server, "ada").await, open(&server, "bob").await);
+    let arrive = |slots| {
+        let mode = Mode::Barrier.into();
+        Asked::Lock(SessionLock { name: "gate".to_owned(), mode, slots, ..SessionLock::default() })
+    };
+    let impossible = ada.ask(arrive(0)).await;
+    assert_eq!(ada.refused(impossible).await.0, i32::from(Code::InvalidArgument));
+    let early = ada.ask(arrive(2)).await;
+    let Told::Queued(queued) = ada.hear(early).await else { panic!("it has to wait") };
+    assert_eq!(queued.ahead, 0, "for nobody who is there");
+    let late = bob.ask(arrive(2)).await;
+    let (first, second) = (ada.granted(early).await, bob.granted(late).await);
+    assert!(first < second);
 }

@@ -187,7 +187,7 @@ impl Locks {
             let (name, token, key) = (String::from_utf8_lossy(name), other.token, String::from_utf8_lossy(&other.key));
             return Err(format!("{name} is granted with token {} while {key} holds it with {token}", hold.token));
         }
-        if let Mode::Slots(slots) = hold.mode {
+        if let Mode::Slots(slots) | Mode::Barrier(slots) = hold.mode {
             let taken = holds.iter().filter(|other| other.mode == hold.mode).count();
             if taken >= slots as usize {
                 return Err(format!("{} holders share {slots} slots", taken + 1));

@@ -69,7 +69,10 @@ impl Model {
             Command::Alarm(_) => Ok(Reply::Alarms(Vec::new())),
             Command::Publish(_) => Ok(Reply::Published),
             Command::Unlock(unlock) => self.unlock(unlock),
-            Command::ForceRelease { .. } | Command::ForgetLock { .. } | Command::ResumeSession { .. } => {
+            Command::ForceRelease { .. }
+            | Command::ForgetLock { .. }
+            | Command::ResumeSession { .. }
+            | Command::ChangeMembers(_) => {
                 unreachable!("nobody in this world sends {command:?}")
             }
         }
@@ -217,8 +220,8 @@ impl Model {
         for places in self.queues.values() {
             let of_reply = |place: &Place| place.key == reply.key[..] && place.token == reply.token;
             if let Some(position) = places.iter().position(of_reply) {
-                reply.ahead = position;
                 reply.granted = position < Model::granted(places);
+                reply.ahead = if reply.granted { 0 } else { position };
                 reply.slot = places[position].slot.unwrap_or(0);
             }
         }

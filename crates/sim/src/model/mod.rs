@@ -46,7 +46,7 @@ pub struct Place {
     pub lease: LeaseId,
     pub mode: Mode,
     pub last_joiner: Option<u128>,
-    /// Of a semaphore, once granted.
+    /// Of a semaphore or a barrier, once granted.
     pub slot: Option<u32>,
 }
 
@@ -147,15 +147,24 @@ impl Model {
         self.places.get(&(key.to_vec(), token))
     }
 
-    /// How many of a queue's first places are granted: each with all before it, if they can share.
+    /// How many of a queue's first places are granted: each with all before it, if they can share. At a barrier
+    /// it is the round that has begun, or else a whole one.
     pub fn granted(places: &[Place]) -> usize {
         let Some(first) = places.first() else { return 0 };
         let most = match first.mode {
             Mode::Exclusive => 1,
             Mode::Shared => usize::MAX,
             Mode::Slots(slots) => slots as usize,
+            Mode::Barrier(_) if first.slot.is_some() => {
+                return places.iter().take_while(|place| place.slot.is_some()).count();
+            }
+            Mode::Barrier(parties) => parties as usize,
         };
-        places.iter().take(most).take_while(|place| place.mode == first.mode).count()
+        let alike = places.iter().take(most).take_while(|place| place.mode == first.mode).count();
+        match first.mode {
+            Mode::Barrier(_) if alike < most => 0,
+            _ => alike,
+        }
     }
 
     fn put(&mut self, key: &[u8], value: &[u8], lease: LeaseId) {
@@ -232,7 +241,7 @@ impl Model {
         for places in self.queues.values_mut() {
             let granted = Model::granted(places);
             for index in 0..granted {
-                if places[index].slot.is_none() && matches!(places[index].mode, Mode::Slots(_)) {
+                if places[index].slot.is_none() && matches!(places[index].mode, Mode::Slots(_) | Mode::Barrier(_)) {
                     let taken = |slot: &u32| places[..granted].iter().any(|place| place.slot == Some(*slot));
                     places[index].slot = (0..).find(|slot| !taken(slot));
                 }

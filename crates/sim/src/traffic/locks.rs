@@ -49,6 +49,8 @@ impl Traffic {
             0 | 1 if plan.shared_locks => Mode::Shared,
             2 if plan.shared_locks => Mode::Slots(2),
             3 if plan.shared_locks => Mode::Slots(3),
+            2..=4 if plan.barriers => Mode::Barrier(2),
+            5 if plan.barriers => Mode::Barrier(3),
             _ => Mode::Exclusive,
         };
         Lock {

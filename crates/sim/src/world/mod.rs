@@ -12,6 +12,7 @@ mod step;
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
+use tenure_machine::Mode;
 use tenure_replica::{CallId, Input, StreamId, WatchRequest};
 
 use crate::checks::{self, Check, Context, Seen};
@@ -354,7 +355,8 @@ impl World {
     }
 
     /// Places in queues that nobody will give back: their key hangs on no lease, or they are held by
-    /// somebody who was never told, and who may wait elsewhere for ever (two such can wait for each other).
+    /// somebody who was never told, and who may wait elsewhere for ever (two such can wait for each other);
+    /// or they wait at a barrier, for others who may never come.
     fn stray(&self) -> Vec<Bytes> {
         let model = &self.reference.model;
         let is_waited_for = |name: &[u8], place: &Place| {
@@ -367,8 +369,10 @@ impl World {
         for (name, places) in model.queues() {
             for (position, place) in places.iter().enumerate() {
                 let leaseless = model.live(&place.key).is_some_and(|kv| model.lease(kv.lease).is_none());
-                let unknown = position < Model::granted(places) && !is_waited_for(name, place);
-                if leaseless || unknown {
+                let granted = position < Model::granted(places);
+                let unknown = granted && !is_waited_for(name, place);
+                let at_barrier = !granted && matches!(place.mode, Mode::Barrier(_));
+                if leaseless || unknown || at_barrier {
                     stray.push(Bytes::copy_from_slice(&place.key));
                 }
             }

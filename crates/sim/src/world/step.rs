@@ -133,13 +133,12 @@ impl World {
             // Told to sessions only, of which this world has none.
             Output::Queued { .. } | Output::Session { .. } | Output::LockNotice { .. } => {}
             Output::Notice { stream, notice } => self.noticed(stream, &notice, within)?,
-            Output::Send { to, .. } => {
-                return Err(Broken { rule: "alone", what: format!("a message to member {to}, who does not exist") });
-            }
-            // Alone there is nobody to change places with.
+            // Only a snapshot that came from another member can be refused.
+            Output::SnapshotRefused { .. } => {}
             Output::Members(_) => {}
-            output @ (Output::SendSnapshot { .. } | Output::SnapshotRefused { .. } | Output::Removed) => {
-                return Err(Broken { rule: "alone", what: format!("{output:?}") });
+            Output::Removed => return Err(Broken { rule: "alone", what: "the only member is none".to_owned() }),
+            Output::Send { to, .. } | Output::SendSnapshot { to, .. } => {
+                return Err(Broken { rule: "alone", what: format!("a message to member {to}, who does not exist") });
             }
             Output::Fatal(reason) => return Err(Broken { rule: "no member gives itself up", what: reason }),
         }

@@ -10,10 +10,11 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, getppid, kill_process, kill_process_group, waitid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, kill_process, kill_process_group, waitid};
 use tokio::sync::oneshot;
 
 use super::signals;
+use crate::verbs::bound::{bind_to, itself};
 
 /// The hidden verb under which this binary becomes the command.
 pub const VERB: &str = "__exec-child";
@@ -25,14 +26,6 @@ const RESUME_AFTER: Duration = Duration::from_millis(100);
 const CANNOT: u8 = 125;
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
-
-/// This very binary, even if its file has been replaced.
-pub fn itself() -> io::Result<Command> {
-    match cfg!(target_os = "linux") {
-        true => Ok(Command::new("/proc/self/exe")),
-        false => Ok(Command::new(std::env::current_exe()?)),
-    }
-}
 
 pub struct Running {
     child: Child,
@@ -104,14 +97,8 @@ pub fn code_of(status: ExitStatus) -> u8 {
 /// What the child's process does: becomes the command, or says why not.
 pub fn main(arguments: &[OsString]) -> ExitCode {
     let [parent, program, arguments @ ..] = arguments else { return ExitCode::from(CANNOT) };
-    #[cfg(target_os = "linux")]
-    if let Err(error) = rustix::process::set_parent_process_death_signal(Some(Signal::KILL)) {
+    if let Err(error) = bind_to(parent) {
         eprintln!("tenure: cannot bind the command to this process: {error}");
-        return ExitCode::from(CANNOT);
-    }
-    // The parent may have died before that.
-    let alive = getppid().map(|id| id.as_raw_nonzero().to_string());
-    if alive.as_deref().map(OsString::from).as_ref() != Some(parent) {
         return ExitCode::from(CANNOT);
     }
     if let Err(error) = kill_process(getpid(), Signal::STOP) {

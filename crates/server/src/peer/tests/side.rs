@@ -43,7 +43,7 @@ impl Host for Notebook {
     }
 
     fn status(&self) -> Status {
-        Status::clone(&self.0.status.lock().unwrap())
+        self.0.status.lock().unwrap().clone()
     }
 
     async fn members(&self) -> Result<Vec<Member>, Failure> {

@@ -8,7 +8,6 @@ use tenure_api::tenure::v1::recent_holder::End;
 use tenure_api::tenure::v1::{
     DescribeResponse, Holder, Lease, LockSummary, Mode as ModeMessage, RecentHolder, SessionSummary, Waiter, lease,
 };
-use tenure_machine::lock::entry_key;
 use tenure_machine::{LockEnd, LockEntry, Mode, View};
 use tenure_replica::LeaseStatus;
 
@@ -41,7 +40,7 @@ pub fn lock(view: &View, name: &[u8], times: &[Option<LeaseStatus>]) -> Describe
         predecessor_key = key;
     }
     let recent =
-        view.recent_holders().rev().filter(|holder| holder.name == name).map(|holder| recent(holder)).collect();
+        view.recent_holders().rev().filter(|holder| holder.name() == name).map(|holder| recent(holder)).collect();
     DescribeResponse { header: None, name: text(name), holders, waiters, recent, now_unix_ms }
 }
 
@@ -70,7 +69,7 @@ pub fn entry(entry: &LockEntry, time: Option<&LeaseStatus>) -> Holder {
 }
 
 /// And what its key and its lease add to it.
-fn entry_in(view: &View, found: &LockEntry, time: Option<&LeaseStatus>) -> Holder {
+pub fn entry_in(view: &View, found: &LockEntry, time: Option<&LeaseStatus>) -> Holder {
     let mut described = entry(found, time);
     if let Some(kv) = view.get(&found.key) {
         (described.mod_revision, described.version) = (kv.mod_revision, kv.version);
@@ -90,7 +89,7 @@ fn entry_in(view: &View, found: &LockEntry, time: Option<&LeaseStatus>) -> Holde
 pub fn recent(holder: &tenure_machine::RecentHolder) -> RecentHolder {
     let (mode, slots) = mode(holder.mode);
     let described = Holder {
-        key: text(&entry_key(&holder.name, holder.lease)),
+        key: text(&holder.key),
         holder_id: text(&holder.holder),
         owner: text(&holder.owner),
         fencing_token: holder.token,
@@ -165,11 +164,15 @@ pub fn page(view: &View, page: &Page) -> (Vec<Bytes>, String) {
 pub fn summaries(view: &View, names: &[Bytes], times: &[Option<LeaseStatus>]) -> Vec<LockSummary> {
     let summary = |(name, time): (&Bytes, &Option<LeaseStatus>)| {
         let (entries, granted) = view.lock_counts(name);
+        let first = view.lock_queue(name).next();
+        let (mode, slots) = mode(first.map_or(Mode::Exclusive, |first| first.mode));
         LockSummary {
             name: text(name),
-            holder: view.lock_queue(name).next().map(|first| entry_in(view, first, time.as_ref())),
+            holder: first.filter(|_| granted > 0).map(|first| entry_in(view, first, time.as_ref())),
             holders: granted as u64,
             waiting: (entries - granted) as u64,
+            mode: mode.into(),
+            slots,
         }
     };
     names.iter().zip(times).map(summary).collect()
@@ -217,6 +220,7 @@ fn mode(mode: Mode) -> (ModeMessage, u32) {
         Mode::Exclusive => (ModeMessage::Exclusive, 0),
         Mode::Shared => (ModeMessage::Shared, 0),
         Mode::Slots(slots) => (ModeMessage::Semaphore, slots),
+        Mode::Barrier(parties) => (ModeMessage::Barrier, parties),
     }
 }
 

@@ -2,10 +2,12 @@
 //!
 //! The same queues as behind etcd's lock service, asked for more: modes, several names at once,
 //! waiting for a while or not at all, tokens, owners, and everything there is to know of a lock.
+//! A barrier is one of the modes, and an election a lock whose holder proclaims a value ([`election`]).
 //! What is asked is checked and converted in [`request`], what is told is put together in
 //! [`describe`], and [`session`] carries the traffic of one client on one stream.
 
 pub(super) mod describe;
+mod election;
 mod request;
 mod session;
 mod sign;
@@ -17,18 +19,22 @@ use std::time::Duration;
 use bytes::Bytes;
 use tenure_api::tenure::v1::lock_service_server::LockService;
 use tenure_api::tenure::v1::{
-    DeleteRequest, DeleteResponse, DescribeRequest, DescribeResponse, ForceReleaseRequest, ForceReleaseResponse,
-    Header, LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseRevokeRequest,
-    LeaseRevokeResponse, ListRequest, ListResponse, ListSessionsRequest, ListSessionsResponse, LockRequest,
-    LockResponse, SessionRequest, SessionResponse, UnlockRequest, UnlockResponse, WatchRequest, WatchResponse,
+    BarrierRequest, CampaignRequest, DeleteRequest, DeleteResponse, DescribeRequest, DescribeResponse,
+    ForceReleaseRequest, ForceReleaseResponse, Header, LeaderRequest, LeaderResponse, LeaseGrantRequest,
+    LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseRevokeRequest, LeaseRevokeResponse,
+    ListRequest, ListResponse, ListSessionsRequest, ListSessionsResponse, LockRequest, LockResponse, ObserveRequest,
+    ProclaimRequest, ProclaimResponse, ResignRequest, ResignResponse, SessionRequest, SessionResponse, UnlockRequest,
+    UnlockResponse, WatchRequest, WatchResponse,
 };
-use tenure_machine::{BusyReply, Command, LeaseGrant, LeaseId, LockReply, Mode, Refusal, Reply};
+use tenure_machine::lock::entry_key;
+use tenure_machine::{BusyReply, Command, LeaseGrant, LeaseId, Lock, LockReply, Mode, Refusal, Reply, Revision, View};
 use tenure_replica::{Consistency, Failure};
 use tonic::transport::server::TcpConnectInfo;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::errors;
 use super::kv::unexpected;
+use super::observe_election::{Words, observe};
 use super::produced::{Emitter, Produced, produced};
 use super::{Shared, authorize};
 use crate::member::{At, Locked};
@@ -50,12 +56,12 @@ impl LockService for TenureLockService {
     /// A call that is cancelled drops this future, and with it its places in the queues.
     async fn lock(&self, request: Request<LockRequest>) -> Result<Response<LockResponse>, Status> {
         authorize("Lock", request.metadata())?;
-        self.acquire(request.into_inner()).await
+        self.acquire_lock(request.into_inner()).await
     }
 
     async fn try_lock(&self, request: Request<LockRequest>) -> Result<Response<LockResponse>, Status> {
         authorize("TryLock", request.metadata())?;
-        self.acquire(LockRequest { timeout_ms: Some(0), ..request.into_inner() }).await
+        self.acquire_lock(LockRequest { timeout_ms: Some(0), ..request.into_inner() }).await
     }
 
     async fn unlock(&self, request: Request<UnlockRequest>) -> Result<Response<UnlockResponse>, Status> {
@@ -69,6 +75,46 @@ impl LockService for TenureLockService {
             }
             other => Err(unexpected(&other)),
         }
+    }
+
+    async fn campaign(&self, request: Request<CampaignRequest>) -> Result<Response<LockResponse>, Status> {
+        authorize("Campaign", request.metadata())?;
+        let request = request.into_inner();
+        let timeout_ms = request.timeout_ms;
+        self.acquire(request::campaign(request, self.0.member.draw_call())?, timeout_ms).await
+    }
+
+    async fn proclaim(&self, request: Request<ProclaimRequest>) -> Result<Response<ProclaimResponse>, Status> {
+        authorize("Proclaim", request.metadata())?;
+        election::proclaim(&self.0, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn leader(&self, request: Request<LeaderRequest>) -> Result<Response<LeaderResponse>, Status> {
+        authorize("Leader", request.metadata())?;
+        election::leader(&self.0, request.into_inner()).await.map(Response::new)
+    }
+
+    type ObserveStream = Produced<Result<LeaderResponse, Status>>;
+
+    async fn observe(&self, request: Request<ObserveRequest>) -> Result<Response<Self::ObserveStream>, Status> {
+        authorize("Observe", request.metadata())?;
+        let shared = self.0.clone();
+        let leader_loss = shared.leader_monitor.follow(request.metadata());
+        let name = request::name(request.into_inner().name)?;
+        let words = Words { leading: election::observed, failed };
+        Ok(Response::new(produced(|emitter| observe(shared, name, words, leader_loss, emitter))))
+    }
+
+    async fn resign(&self, request: Request<ResignRequest>) -> Result<Response<ResignResponse>, Status> {
+        authorize("Resign", request.metadata())?;
+        election::resign(&self.0, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn barrier(&self, request: Request<BarrierRequest>) -> Result<Response<LockResponse>, Status> {
+        authorize("Barrier", request.metadata())?;
+        let request = request.into_inner();
+        let timeout_ms = request.timeout_ms;
+        self.acquire(request::barrier(request, self.0.member.draw_call())?, timeout_ms).await
     }
 
     async fn lease_grant(&self, request: Request<LeaseGrantRequest>) -> Result<Response<LeaseGrantResponse>, Status> {
@@ -222,9 +268,12 @@ impl LockService for TenureLockService {
 }
 
 impl TenureLockService {
-    async fn acquire(&self, asked: LockRequest) -> Result<Response<LockResponse>, Status> {
+    async fn acquire_lock(&self, asked: LockRequest) -> Result<Response<LockResponse>, Status> {
         let timeout_ms = asked.timeout_ms;
-        let lock = request::lock(asked, self.0.member.draw_call())?;
+        self.acquire(request::lock(asked, self.0.member.draw_call())?, timeout_ms).await
+    }
+
+    async fn acquire(&self, lock: Lock, timeout_ms: Option<i64>) -> Result<Response<LockResponse>, Status> {
         let name = lock.name.clone();
         let asked = Asked { name: name.clone(), lease: lock.lease, holder: lock.holder.clone(), mode: lock.mode };
         match timeout_ms {
@@ -236,7 +285,7 @@ impl TenureLockService {
                     // Dropping the call has given up its places.
                     Err(_) => {
                         let at = self.0.member.view(Consistency::Linearizable).await.map_err(failed)?;
-                        let busy = at.value.busy(&name);
+                        let busy = without(asked.lease, at.value.busy(&name), &at.value);
                         self.busy(&at, busy).await
                     }
                 }
@@ -274,7 +323,7 @@ impl TenureLockService {
 
     /// Empty unless this cluster signs.
     async fn signature(&self, asked: &Asked, reply: &LockReply) -> Result<String, Status> {
-        let Some(keyring) = self.0.process_wide.keyring.as_ref().filter(|_| asked.mode != Mode::Shared) else {
+        let Some(keyring) = self.0.process_wide.keyring.as_ref().filter(|_| asked.mode.fences()) else {
             return Ok(String::new());
         };
         let at = self.0.member.view(Consistency::Linearizable).await.map_err(failed)?;
@@ -308,6 +357,17 @@ impl TenureLockService {
     }
 }
 
+/// What has just been given up may still be there, on its way out: it is in nobody's way.
+fn without(lease: LeaseId, mut busy: BusyReply, view: &View) -> BusyReply {
+    if let Some((_, own)) = view.lock_entry(&entry_key(&busy.name, lease)) {
+        match own.granted_wall_ms {
+            Some(_) => drop(busy.holder.take_if(|holder| holder.key == own.key)),
+            None => busy.waiting -= 1,
+        }
+    }
+    busy
+}
+
 /// One at a time, in the order in which they come; an unknown lease ends the stream.
 async fn keep_alive(
     shared: Arc<Shared>,
@@ -331,13 +391,12 @@ async fn keep_alive(
 }
 
 fn header<T>(shared: &Shared, at: &At<T>) -> Option<Header> {
-    let header = shared.header(at)?;
-    Some(Header {
-        cluster_id: header.cluster_id,
-        member_id: header.member_id,
-        revision: header.revision,
-        raft_term: header.raft_term,
-    })
+    header_at(shared, at.revision, at.term)
+}
+
+fn header_at(shared: &Shared, revision: Revision, raft_term: u64) -> Option<Header> {
+    let identity = shared.identity();
+    Some(Header { cluster_id: identity.cluster, member_id: identity.member, revision, raft_term })
 }
 
 /// In the words of this service: a refusal says what to do about it.

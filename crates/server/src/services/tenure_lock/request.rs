@@ -1,8 +1,8 @@
 //! What a client asks, checked and converted.
 
 use bytes::Bytes;
-use tenure_api::tenure::v1::{LockRequest, Mode as ModeMessage};
-use tenure_machine::{Lock, Mode, Unlock, limits};
+use tenure_api::tenure::v1::{BarrierRequest, CampaignRequest, LockRequest, Mode as ModeMessage};
+use tenure_machine::{Lock, Mode, Revision, Unlock, limits};
 use tonic::Status;
 
 /// Shorter leases would be lost to the smallest hiccup.
@@ -10,6 +10,9 @@ const TTL_MIN_MS: i64 = 500;
 
 pub fn lock(asked: LockRequest, call: u128) -> Result<Lock, Status> {
     let mode = mode(asked.mode, asked.slots)?;
+    if matches!(mode, Mode::Barrier(_)) && !asked.more_names.is_empty() {
+        return Err(Status::invalid_argument("a barrier has one name"));
+    }
     if asked.timeout_ms.is_some_and(|timeout_ms| timeout_ms < 0) {
         return Err(Status::invalid_argument("timeout_ms must not be negative"));
     }
@@ -36,13 +39,29 @@ pub fn lock(asked: LockRequest, call: u128) -> Result<Lock, Status> {
     })
 }
 
+pub fn campaign(asked: CampaignRequest, call: u128) -> Result<Lock, Status> {
+    let CampaignRequest { name, lease_id, value, timeout_ms, holder_id, owner } = asked;
+    let asked = LockRequest { name, lease_id, timeout_ms, holder_id, owner, ..LockRequest::default() };
+    Ok(Lock { value, overwrite: true, ..lock(asked, call)? })
+}
+
+pub fn barrier(asked: BarrierRequest, call: u128) -> Result<Lock, Status> {
+    let BarrierRequest { name, lease_id, parties: slots, timeout_ms, holder_id, metadata } = asked;
+    let mode = ModeMessage::Barrier.into();
+    lock(LockRequest { name, lease_id, metadata, timeout_ms, mode, slots, holder_id, ..LockRequest::default() }, call)
+}
+
 pub fn unlock(first: String, more_names: Vec<String>, token: i64, epoch: u64) -> Result<Unlock, Status> {
-    if token <= 0 {
-        return Err(Status::invalid_argument("fencing_token is missing"));
-    }
     let mut all = vec![name(first)?];
     all.extend(names(more_names)?);
-    Ok(Unlock { names: all, token, epoch })
+    Ok(Unlock { names: all, token: self::token(token)?, epoch })
+}
+
+pub fn token(token: i64) -> Result<Revision, Status> {
+    match token {
+        1.. => Ok(token),
+        _ => Err(Status::invalid_argument("fencing_token is missing")),
+    }
 }
 
 pub fn name(name: String) -> Result<Bytes, Status> {
@@ -85,6 +104,10 @@ fn mode(mode: i32, slots: u32) -> Result<Mode, Status> {
         (Ok(ModeMessage::Shared), 0) => Ok(Mode::Shared),
         (Ok(ModeMessage::Semaphore), 1..) => Ok(Mode::Slots(slots)),
         (Ok(ModeMessage::Semaphore), 0) => Err(Status::invalid_argument("a semaphore needs slots")),
+        (Ok(ModeMessage::Barrier), 1..=limits::BARRIER_PARTIES) => Ok(Mode::Barrier(slots)),
+        (Ok(ModeMessage::Barrier), _) => {
+            Err(Status::invalid_argument(format!("a barrier has 1 to {} parties", limits::BARRIER_PARTIES)))
+        }
         (Ok(_), _) => Err(Status::invalid_argument("only a semaphore has slots")),
         (Err(_), _) => Err(Status::invalid_argument(format!("unknown mode {mode}"))),
     }

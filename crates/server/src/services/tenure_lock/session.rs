@@ -7,8 +7,12 @@
 //! A stream that breaks gives nothing up: its places stay until the lease ends.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::future::{Future, poll_fn};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::net::SocketAddr;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -22,7 +26,8 @@ use tenure_api::tenure::v1::{
 use tenure_machine::lock::entry_key;
 use tenure_machine::{BusyReply, Command, LeaseGrant, LeaseId, Leave, LockReply, Mode, Reply};
 use tenure_replica::{Answered, CallId, Consistency, Failure, Input, SessionNotice};
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep};
+use tokio_stream::Stream;
 use tonic::{Code, Status, Streaming};
 
 use super::{describe, failed, header, request, sign};
@@ -31,8 +36,11 @@ use crate::member::At;
 use crate::services::produced::Emitter;
 use crate::services::{Shared, errors};
 
-/// Requests of one session that are under way at once; beyond it no more are read.
+/// Requests of one session that are under way at once; beyond it no more are read. Locks that wait in
+/// their queues do not count: behind them renewals must still be heard.
 const IN_FLIGHT: usize = 4096;
+/// Responses gathered before they are sent on.
+const OUT_AT_ONCE: usize = 256;
 
 /// The sessions whose streams this process carries.
 #[derive(Default)]
@@ -89,34 +97,23 @@ pub async fn serve(
         Err(status) => return emitter.emit(Err(status)).await,
     };
     emitter.emit(Ok(opened)).await;
-    let end = loop {
-        let wake = session.next_wake();
-        let step = tokio::select! {
-            biased;
-            mail = session.stream.next() => match mail {
-                Some(mail) => session.hear(mail),
-                None => Err(errors::STOPPED.into()),
-            },
-            asked = requests.message(), if session.under_way.len() < IN_FLIGHT => match asked {
-                Ok(Some(asked)) => session.take(asked),
-                // The client hung up, or is gone.
-                Ok(None) | Err(_) => return,
-            },
-            () = tokio::time::sleep_until(wake) => {
-                session.pass_time();
-                Ok(())
-            }
-        };
+    let mut alarm = pin!(tokio::time::sleep_until(session.next_wake()));
+    loop {
+        let step = poll_fn(|context| session.poll(&mut requests, alarm.as_mut(), context)).await;
         while let Some(response) = session.out.pop_front() {
             emitter.emit(Ok(response)).await;
         }
         match step {
-            Ok(()) if session.closed => return,
-            Ok(()) => {}
-            Err(status) => break status,
+            Ok(Flow::GoesOn) => {}
+            Ok(Flow::Ended) => return,
+            Err(status) => return emitter.emit(Err(status)).await,
         }
-    };
-    emitter.emit(Err(end)).await;
+    }
+}
+
+enum Flow {
+    GoesOn,
+    Ended,
 }
 
 struct Session {
@@ -128,7 +125,9 @@ struct Session {
     client: Bytes,
     /// The last number that was used.
     number: u64,
-    under_way: HashMap<u64, UnderWay>,
+    under_way: HashMap<u64, UnderWay, BuildHasherDefault<NumberHasher>>,
+    /// Those of them that are locks in their queues.
+    queued: usize,
     timeouts: BTreeSet<(Instant, u64)>,
     /// When the renewal that was confirmed last had come.
     renewed_at: Instant,
@@ -137,9 +136,31 @@ struct Session {
     out: VecDeque<SessionResponse>,
 }
 
+/// A client chooses its numbers; if it chose them to collide it would slow down nobody but itself.
+#[derive(Default)]
+struct NumberHasher(u64);
+
+impl Hasher for NumberHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(self.0 ^ u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        // Numbers in a row differ in their low bits, and the table looks at the high ones, too.
+        self.0 = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
 struct UnderWay {
     call: CallId,
     what: What,
+    is_queued: bool,
 }
 
 enum What {
@@ -199,7 +220,8 @@ async fn open(
         ttl_ms,
         client,
         number,
-        under_way: HashMap::new(),
+        under_way: HashMap::default(),
+        queued: 0,
         timeouts: BTreeSet::new(),
         renewed_at: came,
         is_warned: false,
@@ -217,6 +239,45 @@ fn held(view: &At<tenure_machine::View>, lease: LeaseId) -> Vec<SessionHeld> {
 }
 
 impl Session {
+    /// Takes all that has come, from the replica, from the client and of time; ready when there is something to say.
+    fn poll(
+        &mut self,
+        requests: &mut Streaming<SessionRequest>,
+        mut alarm: Pin<&mut Sleep>,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Flow, Status>> {
+        while self.out.len() < OUT_AT_ONCE
+            && let Poll::Ready(mail) = self.stream.poll_next(context)
+        {
+            match mail {
+                Some(mail) => self.hear(mail)?,
+                None => return Poll::Ready(Err(errors::STOPPED.into())),
+            }
+        }
+        if self.closed {
+            return Poll::Ready(Ok(Flow::Ended));
+        }
+        while self.under_way.len() - self.queued < IN_FLIGHT
+            && let Poll::Ready(asked) = Pin::new(&mut *requests).poll_next(context)
+        {
+            match asked {
+                Some(Ok(asked)) => self.take(asked)?,
+                // The client hung up, or is gone.
+                None | Some(Err(_)) => return Poll::Ready(Ok(Flow::Ended)),
+            }
+        }
+        let wake = self.next_wake();
+        if alarm.deadline() != wake {
+            alarm.as_mut().reset(wake);
+        }
+        if alarm.poll(context).is_ready() {
+            self.pass_time();
+            // The next alarm is set when this is polled again.
+            context.waker().wake_by_ref();
+        }
+        if self.out.is_empty() { Poll::Pending } else { Poll::Ready(Ok(Flow::GoesOn)) }
+    }
+
     fn take(&mut self, asked: SessionRequest) -> Result<(), Status> {
         let SessionRequest { number, request } = asked;
         if number <= self.number {
@@ -251,6 +312,9 @@ impl Session {
     }
 
     fn lock(&mut self, number: u64, asked: SessionLock) {
+        if self.under_way.len() >= self.shared.config.limits.leases_per_client {
+            return self.refuse(number, &Status::resource_exhausted("too many locks are waited for on this session"));
+        }
         let timeout_ms = asked.timeout_ms.filter(|timeout_ms| *timeout_ms > 0);
         let asked = LockRequest {
             name: asked.name,
@@ -285,13 +349,16 @@ impl Session {
             return self.refuse(number, &failed(Failure::Overloaded));
         }
         let call = self.stream.open_call(number);
-        self.under_way.insert(number, UnderWay { call, what });
+        self.under_way.insert(number, UnderWay { call, what, is_queued: false });
         self.stream.bring(input(call));
     }
 
     fn hear(&mut self, mail: SessionMail) -> Result<(), Status> {
         match mail {
             SessionMail::Queued { number, ahead } => {
+                if let Some(lock) = self.under_way.get_mut(&number) {
+                    self.queued += usize::from(!std::mem::replace(&mut lock.is_queued, true));
+                }
                 self.tell(number, Told::Queued(SessionQueued { ahead: ahead as u64 }));
             }
             SessionMail::Notice(SessionNotice::Lost { name, token, cause }) => {
@@ -306,7 +373,8 @@ impl Session {
             SessionMail::LockWatch(_) => {}
             SessionMail::Answer { number, answer } => {
                 // One that was given up has been answered already.
-                if let Some(UnderWay { what, .. }) = self.under_way.remove(&number) {
+                if let Some(UnderWay { what, is_queued, .. }) = self.under_way.remove(&number) {
+                    self.queued -= usize::from(is_queued);
                     return self.answer(number, what, answer.result);
                 }
             }
@@ -351,7 +419,7 @@ impl Session {
 
     /// Empty unless this cluster signs.
     fn signature(&self, name: &[u8], mode: Mode, holder: &[u8], reply: &LockReply) -> String {
-        let Some(keyring) = self.shared.process_wide.keyring.as_ref().filter(|_| mode != Mode::Shared) else {
+        let Some(keyring) = self.shared.process_wide.keyring.as_ref().filter(|_| mode.fences()) else {
             return String::new();
         };
         let slot = matches!(mode, Mode::Slots(_)).then_some(reply.slot);
@@ -364,10 +432,12 @@ impl Session {
         if !matches!(self.under_way.get(&number), Some(UnderWay { what: What::Lock { .. }, .. })) {
             return;
         }
-        let Some(UnderWay { call, what: What::Lock { name, leave, timeout, .. } }) = self.under_way.remove(&number)
+        let Some(UnderWay { call, what: What::Lock { name, leave, timeout, .. }, is_queued }) =
+            self.under_way.remove(&number)
         else {
             return;
         };
+        self.queued -= usize::from(is_queued);
         if let Some(timeout) = timeout {
             self.timeouts.remove(&(timeout, number));
         }
@@ -390,7 +460,8 @@ impl Session {
     }
 
     fn next_wake(&self) -> Instant {
-        let warn = if self.is_warned { Instant::now() + Duration::from_secs(3600) } else { self.warn_at() };
+        // Once it was warned there is nothing to wake for but timeouts, until it is renewed.
+        let warn = if self.is_warned { self.warn_at() + Duration::from_secs(3600) } else { self.warn_at() };
         self.timeouts.first().map_or(warn, |(due, _)| (*due).min(warn))
     }
 

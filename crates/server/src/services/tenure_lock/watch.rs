@@ -138,8 +138,7 @@ impl Watches {
     }
 
     fn header_at(&self, revision: i64, raft_term: u64) -> Option<Header> {
-        let identity = self.shared.identity();
-        Some(Header { cluster_id: identity.cluster, member_id: identity.member, revision, raft_term })
+        super::header_at(&self.shared, revision, raft_term)
     }
 }
 

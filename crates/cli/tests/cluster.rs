@@ -1,0 +1,312 @@
+//! Clusters of real processes: elections, members that die and come back, join and leave.
+
+mod shell;
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use shell::{Said, tenure};
+use support::{Server, own_address};
+use tempfile::TempDir;
+
+/// Nothing of a test may wait longer than this.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+struct Member {
+    name: String,
+    peer: String,
+    address: String,
+    data: PathBuf,
+    /// None = it does not run.
+    server: Option<Server>,
+}
+
+struct Cluster {
+    directory: TempDir,
+    members: Vec<Member>,
+}
+
+impl Member {
+    fn new(directory: &Path, name: &str) -> Member {
+        let data = directory.join(name);
+        Member { name: name.to_owned(), peer: own_address(), address: own_address(), data, server: None }
+    }
+
+    fn start(&mut self, flags: &[&str]) {
+        let flags = [&["--peer-listen", &self.peer], flags].concat();
+        self.server = Some(Server::spawn(&self.data, self.address.clone(), &flags));
+    }
+
+    fn server(&mut self) -> &mut Server {
+        self.server.as_mut().expect("it runs")
+    }
+
+    fn wait_until_ready(&mut self) {
+        let server = self.server.as_mut().expect("it runs");
+        assert!(server.is_ready(), "{} did not start:\n{}", self.name, server.stderr());
+    }
+
+    fn kill(&mut self) {
+        self.server.take().expect("it runs").kill();
+    }
+
+    fn run(&self, arguments: &[&str]) -> Said {
+        tenure(&[arguments, &["--endpoints", &self.address, "--timeout", "20s"]].concat())
+    }
+
+    fn json(&self, arguments: &[&str]) -> Option<Value> {
+        let said = self.run(&[arguments, &["-o", "json"]].concat());
+        serde_json::from_str(&said.stdout).ok()
+    }
+
+    /// Waits for it to end by itself; gives what it said.
+    fn ended(&mut self) -> String {
+        let code = self.server().wait();
+        let said = self.server().stderr();
+        assert_eq!(code, Some(1), "{said}");
+        self.server = None;
+        said
+    }
+}
+
+impl Cluster {
+    /// Started, all of them ready.
+    fn start(size: usize) -> Cluster {
+        let directory = tempfile::tempdir().unwrap();
+        let names: Vec<String> = (1..=size).map(|number| format!("n{number}")).collect();
+        let mut members: Vec<Member> = names.iter().map(|name| Member::new(directory.path(), name)).collect();
+        let list: Vec<String> = members.iter().map(|member| format!("{}={}", member.name, member.peer)).collect();
+        let list = list.join(",");
+        for (member, name) in members.iter_mut().zip(&names) {
+            member.start(&["--name", name, "--cluster", &list]);
+        }
+        let mut cluster = Cluster { directory, members };
+        cluster.members.iter_mut().for_each(Member::wait_until_ready);
+        cluster
+    }
+
+    fn list(&self) -> String {
+        let entries: Vec<String> =
+            self.members.iter().map(|member| format!("{}={}", member.name, member.peer)).collect();
+        entries.join(",")
+    }
+
+    /// Where the leader stands in the list of members, once there is one that runs.
+    fn leader(&self) -> usize {
+        eventually("somebody leads", || {
+            self.members.iter().position(|member| {
+                let status = || member.json(&["status"]);
+                let is_leader = |status: Value| {
+                    let mut endpoints = status["endpoints"].as_array().into_iter().flatten();
+                    endpoints.any(|one| one["endpoint"] == member.address.as_str() && one["role"] == "leader")
+                };
+                member.server.is_some() && status().is_some_and(is_leader)
+            })
+        })
+    }
+
+    fn follower(&self) -> usize {
+        let leader = self.leader();
+        (0..self.members.len()).find(|index| *index != leader && self.members[*index].server.is_some()).unwrap()
+    }
+
+    /// The members' roles by name, as one of them lists them.
+    fn role(&self, at: usize, name: &str) -> Option<String> {
+        let listed = self.members[at].json(&["member", "list"])?;
+        let member = listed["members"].as_array()?.iter().find(|member| member["name"] == name)?;
+        Some(member["role"].as_str()?.to_owned())
+    }
+}
+
+#[track_caller]
+fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    while began.elapsed() < PATIENCE {
+        if let Some(found) = look() {
+            return found;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    panic!("not so: {what}");
+}
+
+#[test]
+fn what_is_put_at_a_follower_is_read_at_every_member() {
+    let cluster = Cluster::start(3);
+    let follower = cluster.follower();
+    cluster.members[follower].run(&["put", "greeting", "hello"]).ok();
+    for member in &cluster.members {
+        assert_eq!(member.run(&["get", "greeting", "--value-only"]).ok(), "hello\n", "at {}", member.name);
+    }
+    // One endpoint is enough to see all of them.
+    eventually("all are listed, and one of them leads", || {
+        let status = cluster.members[follower].json(&["status"])?;
+        let endpoints = status["endpoints"].as_array()?;
+        let leaders = endpoints.iter().filter(|one| one["role"] == "leader").count();
+        (endpoints.len() == 3 && leaders == 1).then_some(())
+    });
+}
+
+#[test]
+fn another_leads_when_the_leader_is_killed_and_it_comes_back_with_nothing_but_its_data() {
+    let mut cluster = Cluster::start(3);
+    let dead = cluster.leader();
+    cluster.members[dead].run(&["put", "before", "1"]).ok();
+    cluster.members[dead].kill();
+    let leader = cluster.leader();
+    assert_ne!(leader, dead);
+    eventually("the rest goes on", || {
+        (cluster.members[leader].run(&["put", "after", "2"]).code == Some(0)).then_some(())
+    });
+    cluster.members[dead].start(&[]);
+    cluster.members[dead].wait_until_ready();
+    for (key, value) in [("before", "1\n"), ("after", "2\n")] {
+        assert_eq!(cluster.members[dead].run(&["get", key, "--value-only"]).ok(), value);
+    }
+    let name = cluster.members[dead].name.clone();
+    assert!(cluster.role(leader, &name).is_some(), "it has kept its name");
+}
+
+#[test]
+fn a_fourth_member_joins_catches_up_and_votes() {
+    let mut cluster = Cluster::start(3);
+    for number in 0..20 {
+        cluster.members[0].run(&["put", &format!("key/{number}"), "value"]).ok();
+    }
+    // It may ask anybody.
+    let follower = cluster.follower();
+    let peer = cluster.members[follower].peer.clone();
+    let mut fourth = Member::new(cluster.directory.path(), "n4");
+    fourth.start(&["--name", "n4", "--join", &peer]);
+    fourth.wait_until_ready();
+    cluster.members.push(fourth);
+    eventually("it votes", || matches!(cluster.role(0, "n4")?.as_str(), "voter" | "leader").then_some(()));
+    assert_eq!(cluster.members[3].run(&["get", "key/", "--prefix", "--count-only"]).ok().trim(), "20");
+    cluster.members[3].run(&["put", "by", "n4"]).ok();
+    // Four can lose one, whoever it is.
+    let dead = cluster.leader();
+    cluster.members[dead].kill();
+    let leader = cluster.leader();
+    eventually("the rest goes on", || {
+        (cluster.members[leader].run(&["put", "after", "2"]).code == Some(0)).then_some(())
+    });
+}
+
+#[test]
+fn a_learner_stays_one_until_it_is_promoted() {
+    let mut cluster = Cluster::start(1);
+    let peer = cluster.members[0].peer.clone();
+    cluster.members[0].run(&["put", "a", "b"]).ok();
+    let mut learner = Member::new(cluster.directory.path(), "n2");
+    learner.start(&["--name", "n2", "--join", &peer, "--learner"]);
+    cluster.members.push(learner);
+    eventually("it has joined", || (cluster.role(0, "n2")? == "learner").then_some(()));
+    eventually("it has caught up", || {
+        (cluster.members[1].run(&["get", "a", "--value-only"]).stdout == "b\n").then_some(())
+    });
+    eventually("it is promoted", || {
+        (cluster.members[0].run(&["member", "promote", "n2"]).code == Some(0)).then_some(())
+    });
+    assert_eq!(cluster.role(0, "n2").unwrap(), "voter");
+    let said = cluster.members[0].run(&["member", "promote", "n2"]).failed(1);
+    assert!(said.contains("can only promote a learner member"), "{said}");
+}
+
+#[test]
+fn a_member_that_is_removed_stops_and_says_so() {
+    let mut cluster = Cluster::start(3);
+    let (leader, gone) = (cluster.leader(), cluster.follower());
+    let name = cluster.members[gone].name.clone();
+    cluster.members[leader].run(&["member", "remove", &name]).ok();
+    let said = cluster.members[gone].ended();
+    assert!(said.contains("this member was removed from the cluster"), "{said}");
+    assert_eq!(cluster.role(leader, &name), None);
+    cluster.members[leader].run(&["put", "a", "b"]).ok();
+    // Neither with its flags nor without does it come back.
+    cluster.members[gone].start(&[]);
+    let said = cluster.members[gone].ended();
+    assert!(said.contains("this member was removed from the cluster"), "{said}");
+}
+
+#[test]
+fn one_that_was_down_when_it_was_removed_is_told_when_it_comes_back() {
+    let mut cluster = Cluster::start(3);
+    let gone = cluster.follower();
+    let name = cluster.members[gone].name.clone();
+    cluster.members[gone].kill();
+    let leader = cluster.leader();
+    cluster.members[leader].run(&["member", "remove", &name]).ok();
+    cluster.members[gone].start(&[]);
+    let said = cluster.members[gone].ended();
+    assert!(said.contains("this member was removed from the cluster"), "{said}");
+}
+
+#[test]
+fn a_leader_that_leaves_hands_over_first() {
+    let mut cluster = Cluster::start(3);
+    let gone = cluster.leader();
+    let said = cluster.members[gone].run(&["member", "leave"]).ok();
+    assert!(said.contains("left"), "{said}");
+    cluster.members[gone].ended();
+    let leader = cluster.leader();
+    cluster.members[leader].run(&["put", "a", "b"]).ok();
+    let name = cluster.members[gone].name.clone();
+    assert_eq!(cluster.role(leader, &name), None);
+}
+
+#[test]
+fn leadership_goes_where_it_is_sent() {
+    let cluster = Cluster::start(3);
+    let follower = cluster.follower();
+    let name = &cluster.members[follower].name;
+    // Asked for at any member.
+    eventually("it leads", || {
+        // On a busy machine it may lose leadership before it is looked at.
+        let said = cluster.members[(follower + 1) % 3].run(&["member", "transfer", name]);
+        (said.code == Some(0) && cluster.leader() == follower).then_some(())
+    });
+    let said = cluster.members[0].run(&["member", "transfer", "nobody"]).failed(1);
+    assert!(said.contains("there is no member nobody"), "{said}");
+}
+
+#[test]
+fn a_member_that_lost_its_disk_is_refused_under_its_old_name() {
+    let mut cluster = Cluster::start(3);
+    let wiped = cluster.follower();
+    let (name, list) = (cluster.members[wiped].name.clone(), cluster.list());
+    cluster.members[wiped].kill();
+    std::fs::remove_dir_all(&cluster.members[wiped].data).unwrap();
+    cluster.members[wiped].start(&["--name", &name, "--cluster", &list]);
+    let said = cluster.members[wiped].ended();
+    assert!(said.contains("known with another data directory"), "{said}");
+    // As a new member, at the same address, it is welcome.
+    let leader = cluster.leader();
+    cluster.members[leader].run(&["member", "remove", &name]).ok();
+    std::fs::remove_dir_all(&cluster.members[wiped].data).unwrap();
+    let peer = cluster.members[leader].peer.clone();
+    cluster.members[wiped].start(&["--name", &name, "--join", &peer]);
+    cluster.members[wiped].wait_until_ready();
+    eventually("it votes", || matches!(cluster.role(leader, &name)?.as_str(), "voter" | "leader").then_some(()));
+}
+
+#[test]
+fn mistakes_are_told_in_one_sentence() {
+    let one = Cluster::start(1);
+    let mut other = Cluster::start(1);
+    // Somebody else's cluster.
+    let peer = one.members[0].peer.clone();
+    other.members[0].kill();
+    other.members[0].start(&["--join", &peer]);
+    let said = other.members[0].ended();
+    assert!(said.contains("belongs to cluster") && said.contains(&peer), "{said}");
+    // A name that is taken.
+    let mut same = Member::new(one.directory.path(), "again");
+    same.start(&["--name", "n1", "--join", &peer]);
+    let said = same.ended();
+    assert!(said.contains("a member named n1 exists already"), "{said}");
+    // The last one cannot go.
+    let said = one.members[0].run(&["member", "leave"]).failed(1);
+    assert!(said.contains("not enough started members"), "{said}");
+}

@@ -1,0 +1,71 @@
+//! Several real server processes that are one cluster.
+
+use tempfile::TempDir;
+use tenure_client::Client;
+
+use super::{Server, own_address};
+
+pub struct Cluster {
+    pub servers: Vec<Server>,
+    _directory: TempDir,
+}
+
+impl Cluster {
+    /// Members n1, n2, …, which have a leader.
+    pub fn start(members: usize) -> Cluster {
+        let directory = tempfile::tempdir().unwrap();
+        let peers: Vec<String> = (0..members).map(|_| own_address()).collect();
+        let entries = peers.iter().enumerate().map(|(index, peer)| format!("n{}={peer}", index + 1));
+        let cluster = entries.collect::<Vec<_>>().join(",");
+        let start = |(index, peer): (usize, &String)| {
+            let name = format!("n{}", index + 1);
+            let flags = ["--name", &name, "--peer-listen", peer, "--cluster", &cluster];
+            Server::spawn(&directory.path().join(&name), own_address(), &flags)
+        };
+        let mut servers: Vec<Server> = peers.iter().enumerate().map(start).collect();
+        for server in &mut servers {
+            assert!(server.is_ready(), "a member did not start:\n{}", server.stderr());
+        }
+        Cluster { servers, _directory: directory }
+    }
+
+    pub fn endpoints(&self) -> String {
+        self.servers.iter().map(|server| server.address.as_str()).collect::<Vec<_>>().join(",")
+    }
+
+    pub async fn client(&self) -> Client {
+        Client::connect(&self.endpoints()).await.unwrap()
+    }
+
+    /// The place of the member that the others follow.
+    pub async fn leader(&self) -> usize {
+        loop {
+            for (index, server) in self.servers.iter().enumerate() {
+                let Ok(client) = Client::connect(&server.address).await else { continue };
+                if client.status().await.is_ok_and(|status| status.is_leader()) {
+                    return index;
+                }
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Waits until all members that run have applied the same, and gives what each says of its state.
+    pub async fn hashes(&self) -> Vec<(i64, u32)> {
+        let began = std::time::Instant::now();
+        loop {
+            let mut hashes = Vec::new();
+            for server in &self.servers {
+                use tenure_api::etcdserverpb::HashKvRequest;
+                use tenure_api::etcdserverpb::maintenance_client::MaintenanceClient;
+                let mut client = MaintenanceClient::new(server.channel().await);
+                let response = client.hash_kv(HashKvRequest { revision: 0 }).await.unwrap().into_inner();
+                hashes.push((response.header.unwrap().revision, response.hash));
+            }
+            if hashes.iter().all(|(revision, _)| *revision == hashes[0].0) || began.elapsed() > super::PATIENCE {
+                return hashes;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! Who belongs to the cluster: changes of it, one at a time, and who is told of them.
+//!
+//! A change travels through the log like a command, with its origin, and in the same entry as the
+//! change of raft's configuration: both take effect at one index, on every member. What changes more
+//! than one member goes by way of a joint configuration; raft itself leaves that by another entry.
+//!
+//! The leader checks a change before it proposes it: against the members as they are, and against
+//! what is left to go on with. A leader is not removed while it leads: it gives its place to another
+//! first, who removes it then.
+
+use prost011::Message as _;
+use raft::eraftpb::{ConfChange, ConfChangeSingle, ConfChangeType, ConfChangeV2, ConfState, Entry, EntryType};
+use raft::{Changer, ProgressState};
+use tenure_machine::{Command, Envelope, Member, MemberChange, MemberId, Refusal, Reply, codec};
+
+use crate::message;
+use crate::propose::{NotAppended, Waits};
+use crate::status::Roles;
+use crate::{Answered, CallId, Failure, Output, Replica};
+
+/// How a silent member finds out that it was removed, in election timeouts.
+const SILENCE: u64 = 4;
+/// How long one that was removed while it led stays to help others to a leader, in election timeouts.
+const HELP: u64 = 20;
+
+/// What this member knows of the cluster's membership beyond raft's configuration.
+#[derive(Default)]
+pub(crate) struct Membership {
+    /// What the driver was told last.
+    told: Option<Vec<Member>>,
+    /// Changes that are applied, but for the leaving of a joint configuration.
+    entered: Vec<(CallId, u64)>,
+    /// Since when this member is no member any more, and whether it led then and nobody else may know.
+    removed: Option<(u64, bool)>,
+    is_removal_told: bool,
+    /// When this member last asked whether it still is one.
+    asked_ms: u64,
+}
+
+impl Membership {
+    pub(crate) fn is_told(&self) -> bool {
+        self.told.is_some()
+    }
+
+    pub(crate) fn take_older_than(&mut self, since_ms: u64) -> Vec<CallId> {
+        let late = self.entered.extract_if(.., |(_, entered_ms)| *entered_ms < since_ms);
+        late.map(|(call, _)| call).collect()
+    }
+
+    pub(crate) fn take_calls(&mut self, is_taken: impl Fn(CallId) -> bool) -> Vec<CallId> {
+        self.entered.extract_if(.., |(call, _)| is_taken(*call)).map(|(call, _)| call).collect()
+    }
+}
+
+impl Replica {
+    pub(crate) fn is_member(&self, member: MemberId) -> bool {
+        is_learner(self.node.store().configuration(), member).is_some()
+    }
+
+    /// Everybody, with what the state knows of them: of one that has not made itself known, no more than the id.
+    pub(crate) fn members(&self) -> Vec<Member> {
+        let configuration = self.node.store().configuration();
+        if configuration.voters.is_empty() {
+            // It is to join, and knows only whom it was told to expect.
+            return self.machine.state().members();
+        }
+        let ConfState { voters, learners, voters_outgoing, learners_next, .. } = configuration;
+        let mut ids: Vec<MemberId> =
+            [voters, learners, voters_outgoing, learners_next].into_iter().flatten().copied().collect();
+        ids.sort_unstable();
+        ids.dedup();
+        let known = self.machine.state().members();
+        let member = |id: MemberId| {
+            let learner = is_learner(configuration, id).unwrap_or_default();
+            let found = known.iter().find(|member| member.id == id).cloned();
+            Member { id, learner, ..found.unwrap_or_else(unknown_member) }
+        };
+        ids.into_iter().map(member).collect()
+    }
+
+    pub(crate) fn tell_members(&mut self) {
+        let members = self.members();
+        if self.membership.told.as_ref() != Some(&members) {
+            self.membership.told = Some(members.clone());
+            self.outputs.push(Output::Members(members));
+        }
+    }
+
+    /// Into this leader's log, if the change can be made now. The entry changes raft's configuration and carries
+    /// the command along.
+    pub(crate) fn append_change(&mut self, envelope: &Envelope, change: &MemberChange) -> Result<(), NotAppended> {
+        if !self.leading {
+            return Err(NotAppended::NotNow);
+        }
+        self.check_change(change).map_err(NotAppended::Refused)?;
+        let changes = raft_changes(change);
+        if changes.iter().any(|single| is_removal_of(single, self.config.member)) {
+            // Whoever leads then will be asked again.
+            let remaining = |member: MemberId| !changes.iter().any(|single| is_removal_of(single, member));
+            return match self.begin_transfer(self.best_successor(remaining)) {
+                true => Err(NotAppended::NotNow),
+                false => Err(NotAppended::Refused(Failure::NotEnoughMembers)),
+            };
+        }
+        let mut context = Vec::new();
+        codec::encode(envelope, &mut context);
+        let change = ConfChangeV2 { changes, ..ConfChangeV2::default() };
+        match self.node.propose_conf_change(context, change) {
+            Ok(()) => Ok(()),
+            Err(_) => Err(NotAppended::Refused(Failure::Overloaded)),
+        }
+    }
+
+    fn check_change(&self, change: &MemberChange) -> Result<(), Failure> {
+        let raft = &self.node.raft;
+        let configuration = self.node.store().configuration();
+        if raft.has_pending_conf() || !configuration.voters_outgoing.is_empty() {
+            return Err(Failure::ChangeUnderWay);
+        }
+        let mut is_forced = false;
+        for single in each(change) {
+            match single {
+                MemberChange::Add { member } => {
+                    let taken = member.id == raft::INVALID_ID || self.is_member(member.id);
+                    refuse_if(taken, Refusal::MemberExists)?
+                }
+                MemberChange::Promote { id } => {
+                    refuse_if(!self.is_member(*id), Refusal::MemberNotFound)?;
+                    refuse_if(!configuration.learners.contains(id), Refusal::NotALearner)?;
+                    if !self.is_in_sync(*id) {
+                        return Err(Failure::LearnerNotReady);
+                    }
+                }
+                MemberChange::Remove { id, force } => {
+                    is_forced |= *force;
+                    refuse_if(!self.is_member(*id), Refusal::MemberNotFound)?
+                }
+                MemberChange::Update { member } => refuse_if(!self.is_member(member.id), Refusal::MemberNotFound)?,
+                MemberChange::Together(_) => {}
+            }
+        }
+        self.machine.state().check_members(change)?;
+        let next = next_configuration(raft.prs(), &raft_changes(change)).ok_or(Failure::NotEnoughMembers)?;
+        // The first to join a member alone is not there yet, and cannot be.
+        let is_first = configuration.voters.len() == 1 && next.voters.len() == 2;
+        if !is_forced && !is_first && !self.has_active_majority(&next.voters) {
+            return Err(Failure::NotEnoughMembers);
+        }
+        Ok(())
+    }
+
+    fn has_active_majority(&self, voters: &[MemberId]) -> bool {
+        let is_there = |voter: &&MemberId| **voter == self.config.member || self.is_active(**voter);
+        voters.iter().filter(is_there).count() > voters.len() / 2
+    }
+
+    /// As etcd has it: nine tenths of the log, and it is there to be sent the rest.
+    fn is_in_sync(&self, learner: MemberId) -> bool {
+        let raft = &self.node.raft;
+        let progress = raft.prs().get(learner).filter(|progress| progress.state != ProgressState::Snapshot);
+        self.is_active(learner)
+            && progress.is_some_and(|progress| progress.matched * 10 >= raft.raft_log.last_index() * 9)
+    }
+
+    /// A committed entry that changes raft's configuration, and what the state knows of members with it.
+    pub(crate) fn apply_change(&mut self, entry: Entry, proposed: Option<Waits>) {
+        let (index, term) = (entry.index, entry.term);
+        if entry.context.is_empty() {
+            // Raft's own: it leaves a joint configuration.
+            self.machine.skip(index, term);
+            return self.change_configuration(&entry);
+        }
+        let envelope = match codec::decode(entry.context.clone().into()) {
+            Ok(envelope) => envelope,
+            Err(error) => return self.give_up_over(format!("log entry {index} of term {term}: {error}")),
+        };
+        let applied = self.machine.apply(index, term, &envelope);
+        let waits = match envelope.origin {
+            Some(origin) => self.take_forward(&origin, &applied.reply),
+            None => proposed,
+        };
+        if matches!(applied.reply, Ok(Reply::MembersChanged)) {
+            self.change_configuration(&entry);
+        }
+        self.tell(applied, waits);
+    }
+
+    fn change_configuration(&mut self, entry: &Entry) {
+        let changed = match entry.entry_type() {
+            EntryType::EntryConfChange => ConfChange::decode(entry.data.as_slice())
+                .ok()
+                .and_then(|change| self.node.apply_conf_change(&change).ok()),
+            // An empty change is the one that leaves a joint configuration; it is applied like any other.
+            _ => ConfChangeV2::decode(entry.data.as_slice())
+                .ok()
+                .and_then(|change| self.node.apply_conf_change(&change).ok()),
+        };
+        match changed {
+            Some(configuration) => {
+                self.machine.settle_members(|member| is_learner(&configuration, member));
+                self.node.mut_store().set_configuration(configuration);
+                self.follow_configuration();
+            }
+            None => self.give_up_over(format!("log entry {}: bad configuration change", entry.index)),
+        }
+    }
+
+    /// Raft has another configuration, by an entry or by a snapshot.
+    pub(crate) fn follow_configuration(&mut self) {
+        self.tell_members();
+        let configuration = self.node.store().configuration().clone();
+        self.roles = Roles::of(&configuration);
+        self.heard_ms.retain(|member, _| is_learner(&configuration, *member).is_some());
+        self.delivered.retain(|member, _| is_learner(&configuration, *member).is_some());
+        if configuration.voters_outgoing.is_empty() {
+            for (call, _) in std::mem::take(&mut self.membership.entered) {
+                self.answer(call, Ok(Answered::Members(self.members())));
+            }
+        }
+        let led = self.is_leader();
+        if led && is_learner(&configuration, self.config.member) != Some(false) {
+            // Proposed by a leader before it. Raft would go on leading, and fall over its own absence.
+            if let Some(successor) = self.best_successor(|_| true) {
+                self.node.raft.send_timeout_now(successor);
+            }
+            let term = self.node.raft.term;
+            self.node.raft.become_follower(term, raft::INVALID_ID);
+            self.note_role();
+        }
+        self.note_removal(led);
+    }
+
+    /// Whoever has not been told anything yet was not removed, but is to join.
+    pub(crate) fn note_removal(&mut self, led: bool) {
+        if !self.is_member(self.config.member) && self.machine.applied_index() > 0 {
+            let since_ms = self.running_ms();
+            self.membership.removed.get_or_insert((since_ms, led));
+        }
+    }
+
+    /// The call is answered when the change is made, in a joint configuration when that is left.
+    pub(crate) fn tell_members_changed(&mut self, call: CallId) {
+        match self.node.store().configuration().voters_outgoing.is_empty() {
+            true => self.answer(call, Ok(Answered::Members(self.members()))),
+            false => self.membership.entered.push((call, self.running_ms())),
+        }
+    }
+
+    /// Whoever was removed while it led may be needed to elect another, who does not know yet.
+    pub(crate) fn tell_removal(&mut self) {
+        let Some((since_ms, led)) = self.membership.removed else { return };
+        let has_helped = self.running_ms() - since_ms > HELP * self.config.election_max_ms;
+        if !self.membership.is_removal_told && (!led || has_helped || self.other_leader().is_some()) {
+            self.membership.is_removal_told = true;
+            self.outputs.push(Output::Removed);
+        }
+    }
+
+    /// The news of its own removal may have missed a member. When it hears from nobody it asks.
+    pub(crate) fn ask_whether_removed(&mut self) {
+        let now_ms = self.running_ms();
+        let silence_ms = SILENCE * self.config.election_max_ms;
+        let was_heard = |heard_ms: u64| now_ms - heard_ms <= silence_ms;
+        if self.is_leader() || was_heard(self.heard_leader_ms) || was_heard(self.membership.asked_ms) {
+            return;
+        }
+        self.membership.asked_ms = now_ms;
+        if !self.is_member(self.config.member) && self.membership.removed.is_none() {
+            // Not yet one, so that nobody can know.
+            return;
+        }
+        let message = message::presence(self.config.cluster, self.machine.applied_index());
+        for member in self.members().into_iter().filter(|member| member.id != self.config.member) {
+            self.outputs.push(Output::Send { to: member.id, message: message.clone() });
+        }
+    }
+
+    /// Who is a member at an earlier index and is none at a later one was removed between them.
+    pub(crate) fn take_presence(&mut self, from: MemberId, cluster: u64, applied: u64) {
+        let own = self.machine.applied_index();
+        if cluster == self.config.cluster && !self.is_member(from) && applied <= own {
+            self.outputs.push(Output::Send { to: from, message: message::removed(cluster, own) });
+        }
+    }
+
+    pub(crate) fn take_removed(&mut self, from: MemberId, cluster: u64, applied: u64) {
+        let own = self.machine.applied_index();
+        if cluster != self.config.cluster {
+            return;
+        }
+        let is_voter = is_learner(self.node.store().configuration(), from) == Some(false);
+        let was_member = self.is_member(self.config.member);
+        let since_ms = self.running_ms();
+        match &mut self.membership.removed {
+            // A voter knows, and can lead: this member is needed no more.
+            Some((_, led)) => *led &= !(is_voter && applied >= own),
+            removed if was_member && applied > own => *removed = Some((since_ms, false)),
+            _ => {}
+        }
+    }
+}
+
+fn unknown_member() -> Member {
+    Member { id: 0, name: String::new(), peer_urls: Vec::new(), client_urls: Vec::new(), learner: false }
+}
+
+fn refuse_if(is_so: bool, refusal: Refusal) -> Result<(), Failure> {
+    if is_so { Err(Failure::Refused(refusal)) } else { Ok(()) }
+}
+
+/// Of a member; None = it is none.
+fn is_learner(configuration: &ConfState, member: MemberId) -> Option<bool> {
+    let ConfState { voters, learners, voters_outgoing, learners_next, .. } = configuration;
+    if voters.contains(&member) || voters_outgoing.contains(&member) {
+        return Some(false);
+    }
+    (learners.contains(&member) || learners_next.contains(&member)).then_some(true)
+}
+
+/// The members whose description a command changes.
+pub(crate) fn described(command: &Command) -> Vec<MemberId> {
+    match command {
+        Command::Publish(member) => vec![member.id],
+        Command::ChangeMembers(change) => {
+            let updated = each(change).iter().filter_map(|change| match change {
+                MemberChange::Update { member } => Some(member.id),
+                _ => None,
+            });
+            updated.collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Whether raft has to know of it.
+pub(crate) fn changes_configuration(change: &MemberChange) -> bool {
+    !raft_changes(change).is_empty()
+}
+
+fn each(change: &MemberChange) -> &[MemberChange] {
+    match change {
+        MemberChange::Together(changes) => changes,
+        one => std::slice::from_ref(one),
+    }
+}
+
+fn raft_changes(change: &MemberChange) -> Vec<ConfChangeSingle> {
+    let single = |kind: ConfChangeType, node_id: MemberId| ConfChangeSingle { change_type: kind as i32, node_id };
+    let changes = each(change).iter().filter_map(|change| match change {
+        MemberChange::Add { member } if member.learner => Some(single(ConfChangeType::AddLearnerNode, member.id)),
+        MemberChange::Add { member } => Some(single(ConfChangeType::AddNode, member.id)),
+        MemberChange::Promote { id } => Some(single(ConfChangeType::AddNode, *id)),
+        MemberChange::Remove { id, .. } => Some(single(ConfChangeType::RemoveNode, *id)),
+        MemberChange::Update { .. } | MemberChange::Together(_) => None,
+    });
+    changes.collect()
+}
+
+fn is_removal_of(change: &ConfChangeSingle, member: MemberId) -> bool {
+    change.node_id == member && change.change_type() == ConfChangeType::RemoveNode
+}
+
+/// What the changes lead to, in the end; None = nobody would vote.
+fn next_configuration(progress: &raft::ProgressTracker, changes: &[ConfChangeSingle]) -> Option<ConfState> {
+    let next = match changes.len() {
+        0 => return Some(progress.conf().to_conf_state()),
+        1 => Changer::new(progress).simple(changes),
+        _ => Changer::new(progress).enter_joint(true, changes),
+    };
+    next.ok().map(|(configuration, _)| configuration.to_conf_state())
+}

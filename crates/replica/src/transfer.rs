@@ -1,0 +1,91 @@
+//! Leadership that is given away.
+
+use tenure_machine::MemberId;
+
+use crate::message;
+use crate::{Answered, CallId, Failure, Output, Replica};
+
+/// A call that waits for another leader.
+pub(crate) struct Transfer {
+    call: CallId,
+    since_ms: u64,
+    /// Who led when it began, and in which term.
+    before: (MemberId, u64),
+}
+
+impl Replica {
+    /// `to: None` = whoever of the voters has most of the log.
+    pub(crate) fn transfer(&mut self, call: CallId, to: Option<MemberId>) {
+        let (leader, term) = (self.node.raft.leader_id, self.node.raft.term);
+        if leader == raft::INVALID_ID {
+            return self.fail(call, Failure::NoLeader);
+        }
+        if to == Some(leader) {
+            return self.answer(call, Ok(Answered::Leader(leader)));
+        }
+        if !self.is_leader() {
+            self.outputs.push(Output::Send { to: leader, message: message::transfer(term, to) });
+        } else if !self.begin_transfer(self.successor(to)) {
+            return self.fail(call, Failure::BadTransferee);
+        }
+        self.transfers.push(Transfer { call, since_ms: self.running_ms(), before: (leader, term) });
+    }
+
+    pub(crate) fn take_transfer(&mut self, from: MemberId, term: u64, to: Option<MemberId>) {
+        if self.is_leader() && term == self.node.raft.term && self.is_member(from) {
+            self.begin_transfer(self.successor(to));
+        }
+    }
+
+    fn successor(&self, to: Option<MemberId>) -> Option<MemberId> {
+        let is_voter = |member: &MemberId| self.node.store().configuration().voters.contains(member);
+        match to {
+            Some(member) => Some(member).filter(is_voter),
+            None => self.best_successor(|_| true),
+        }
+    }
+
+    /// Who of the voters that can be reached has most of the log.
+    pub(crate) fn best_successor(&self, may_lead: impl Fn(MemberId) -> bool) -> Option<MemberId> {
+        let voters = self.node.store().configuration().voters.iter().copied();
+        let others = voters.filter(|voter| *voter != self.config.member && self.is_active(*voter) && may_lead(*voter));
+        let matched = |member: &MemberId| self.node.raft.prs().get(*member).map_or(0, |progress| progress.matched);
+        // Of equals the first, whatever order raft keeps them in.
+        others.max_by_key(|member| (matched(member), std::cmp::Reverse(*member)))
+    }
+
+    /// False = there is nobody to give it to.
+    pub(crate) fn begin_transfer(&mut self, to: Option<MemberId>) -> bool {
+        if let Some(to) = to {
+            self.node.transfer_leader(to);
+        }
+        to.is_some()
+    }
+
+    /// Somebody leads, perhaps another than before.
+    pub(crate) fn tell_transfers(&mut self) {
+        let now = (self.node.raft.leader_id, self.node.raft.term);
+        if now.0 == raft::INVALID_ID {
+            return;
+        }
+        let done: Vec<_> = self.transfers.extract_if(.., |transfer| transfer.before != now).collect();
+        for Transfer { call, .. } in done {
+            self.answer(call, Ok(Answered::Leader(now.0)));
+        }
+    }
+
+    /// Raft gives it up after an election timeout, without a word.
+    pub(crate) fn time_out_transfers(&mut self, before_ms: Option<u64>) {
+        let is_given_up = self.is_leader() && self.node.raft.lead_transferee.is_none();
+        let is_late =
+            |transfer: &Transfer| is_given_up || before_ms.is_some_and(|before_ms| transfer.since_ms < before_ms);
+        let late: Vec<_> = self.transfers.extract_if(.., |transfer| is_late(transfer)).collect();
+        for Transfer { call, .. } in late {
+            self.fail(call, Failure::TimedOut);
+        }
+    }
+
+    pub(crate) fn cancel_transfers(&mut self, is_cancelled: impl Fn(CallId) -> bool) -> Vec<CallId> {
+        self.transfers.extract_if(.., |transfer| is_cancelled(transfer.call)).map(|transfer| transfer.call).collect()
+    }
+}

@@ -1,0 +1,268 @@
+//! Clients at members that do not lead: what they ask for is forwarded, and has its effect at most once.
+#![allow(clippy::disallowed_types, clippy::disallowed_methods)]
+
+mod harness;
+mod members;
+
+use bytes::Bytes;
+use harness::config;
+use members::{Asked, Cluster, MEMBERS};
+use tenure_machine::*;
+use tenure_replica::{Config, Failure};
+
+/// The kind of message that carries commands.
+const COMMANDS: u8 = 3;
+
+fn small_config() -> Config {
+    Config { election_min_ms: 100, election_max_ms: 200, heartbeat_ms: 20, call_timeout_ms: 1000, ..config(1) }
+}
+
+fn follower(cluster: &Cluster) -> MemberId {
+    let leader = cluster.leader().expect("somebody leads");
+    MEMBERS.into_iter().find(|member| *member != leader).expect("one of two")
+}
+
+fn put(key: &str, bytes: usize) -> Command {
+    let (key, value) = (Bytes::copy_from_slice(key.as_bytes()), vec![7; bytes].into());
+    Command::Put(Put { key, value, lease: 0, prev_kv: false, ignore_value: false, ignore_lease: false })
+}
+
+#[test]
+fn whoever_is_asked_has_it_done() {
+    let mut cluster = Cluster::new(1, small_config());
+    cluster.wait_for_leader();
+    for member in MEMBERS {
+        cluster.put(member);
+        cluster.mark(member);
+        cluster.grant(member, member as LeaseId);
+        let marks = Delete { keys: Keys::prefix(Bytes::from_static(b"mark/")), prev_kv: false };
+        let txn = Txn { success: vec![Op::Delete(marks)], ..Txn::default() };
+        cluster.propose(member, Asked::Other, Command::Txn(txn));
+        cluster.run(30);
+        cluster.get(member);
+        cluster.lock(member, member as LeaseId);
+        cluster.run(30);
+        cluster.delete(member, lock::entry_key(b"job", member as LeaseId));
+        cluster.run(30);
+    }
+    assert_eq!((cluster.counts.puts, cluster.counts.reads, cluster.counts.grants), (3, 3, 3));
+    assert!(cluster.asked.is_empty(), "{:?}", cluster.asked);
+    assert!(cluster.outcomes.values().all(Option::is_none));
+}
+
+/// Without being forwarded again what the network loses would time out; without their origin copies would count twice.
+#[test]
+fn lost_and_doubled_messages_have_one_effect() {
+    let mut cluster = Cluster::new(2, Config { call_timeout_ms: 10_000, ..small_config() });
+    cluster.wait_for_leader();
+    cluster.loss_percent = 25;
+    for _ in 0..200 {
+        let member = follower(&cluster);
+        cluster.mark(member);
+        cluster.run(5);
+        if cluster.leader().is_none() {
+            cluster.heal();
+            cluster.wait_for_leader();
+            cluster.loss_percent = 25;
+        }
+    }
+    cluster.heal();
+    let leader = cluster.wait_for_leader();
+    cluster.run(3000);
+    assert!(cluster.asked.is_empty());
+    cluster.check_marks(leader);
+    assert!(cluster.outcomes.values().all(Option::is_none), "{:?}", cluster.outcomes);
+}
+
+/// The leader dies with what was forwarded to it, at whatever point: the next one has it done.
+#[test]
+fn a_forwarded_command_outlives_its_leader() {
+    for millis in 0..12 {
+        let mut cluster = Cluster::new(3 + millis, small_config());
+        let old = cluster.wait_for_leader();
+        cluster.run(100);
+        let follower = follower(&cluster);
+        let call = cluster.mark(follower);
+        cluster.run(millis);
+        cluster.isolate(old);
+        cluster.run_until("an answer", |cluster| cluster.outcomes.contains_key(&call));
+        assert_eq!(cluster.outcomes[&call], None, "after {millis} ms");
+        cluster.heal();
+        let leader = cluster.wait_for_leader();
+        cluster.run(500);
+        cluster.check_marks(leader);
+    }
+}
+
+/// A member that comes to lead with something of its own still to be forwarded proposes it itself.
+#[test]
+fn whoever_comes_to_lead_takes_its_own_along() {
+    let mut seen = 0;
+    for seed in 0..20 {
+        let mut cluster = Cluster::new(seed, small_config());
+        let old = cluster.wait_for_leader();
+        cluster.run(100);
+        cluster.isolate(old);
+        let followers: Vec<_> = MEMBERS.into_iter().filter(|member| *member != old).collect();
+        let calls: Vec<_> = followers.iter().map(|member| (*member, cluster.mark(*member))).collect();
+        cluster.run_until("answers", |cluster| calls.iter().all(|(_, call)| cluster.outcomes.contains_key(call)));
+        let leader = cluster.leader().expect("a new leader");
+        seen += calls.iter().filter(|(member, call)| *member == leader && cluster.outcomes[call].is_none()).count();
+        cluster.run(300);
+        cluster.check_marks(leader);
+    }
+    assert!(seen > 10, "{seen}");
+}
+
+#[test]
+fn without_a_leader_a_call_waits_and_is_told() {
+    let mut cluster = Cluster::new(4, small_config());
+    let leader = cluster.wait_for_leader();
+    let follower = follower(&cluster);
+    for member in MEMBERS {
+        cluster.isolate(member);
+    }
+    cluster.run(600);
+    assert_eq!(cluster.status(follower).leader, 0);
+    let told = cluster.mark(follower);
+    cluster.run(900);
+    assert!(!cluster.outcomes.contains_key(&told), "it waits for its time");
+    let done = cluster.mark(follower);
+    cluster.run(200);
+    assert_eq!(cluster.outcomes[&told], Some(Failure::NoLeader));
+    cluster.heal();
+    cluster.run(700);
+    assert_eq!(cluster.outcomes[&done], None);
+    cluster.check_marks(leader);
+}
+
+#[test]
+fn a_place_is_taken_at_a_follower_and_granted_there_though_leaders_die() {
+    for seed in 0..5 {
+        let mut cluster = Cluster::new(seed, Config { call_timeout_ms: 5000, ..small_config() });
+        let old = cluster.wait_for_leader();
+        let follower = follower(&cluster);
+        cluster.grant(follower, 7);
+        cluster.grant(follower, 8);
+        cluster.run(50);
+        cluster.lock(old, 7);
+        cluster.run(50);
+        let waiting = cluster.lock(follower, 8);
+        cluster.run(50);
+        assert_eq!(cluster.status(follower).waiting_locks, 1);
+        cluster.isolate(old);
+        cluster.run_until("a new leader", |cluster| cluster.leader().is_some_and(|leader| leader != old));
+        cluster.wait_for_leader();
+        assert!(!cluster.outcomes.contains_key(&waiting));
+        cluster.delete(follower, lock::entry_key(b"job", 7));
+        cluster.run_until("the grant", |cluster| cluster.outcomes.contains_key(&waiting));
+        assert_eq!(cluster.outcomes[&waiting], None);
+        let state = cluster.hosts[&follower].replica.machine().state();
+        assert_eq!(&state.lock_holders(b"job")[0].0[..], &lock::entry_key(b"job", 8)[..]);
+    }
+}
+
+/// Rule 1, wherever the place was taken: a cancelled call leaves its place, and somebody else gets it.
+#[test]
+fn a_cancelled_call_leaves_its_place_whatever_becomes_of_messages() {
+    for seed in 0..20 {
+        let mut cluster = Cluster::new(seed, Config { call_timeout_ms: 60_000, ..small_config() });
+        let old = cluster.wait_for_leader();
+        let follower = follower(&cluster);
+        cluster.grant(follower, 7);
+        cluster.grant(follower, 8);
+        cluster.run(50);
+        let call = cluster.lock(follower, 7);
+        let millis = cluster.draw(8);
+        cluster.run(millis);
+        cluster.cancel(follower, call);
+        cluster.loss_percent = 40;
+        cluster.run(millis);
+        cluster.isolate(old);
+        cluster.run(300);
+        cluster.heal();
+        let leader = cluster.wait_for_leader();
+        cluster.run(200);
+        let held = cluster.hosts[&leader].replica.machine().state().lock_queue(b"job").count();
+        assert_eq!(held, 0, "seed {seed}");
+    }
+}
+
+/// A leader's own leaves are not lost with its leadership either.
+#[test]
+fn a_deposed_leader_still_leaves() {
+    for seed in 0..10 {
+        let mut cluster = Cluster::new(seed, Config { call_timeout_ms: 60_000, ..small_config() });
+        let old = cluster.wait_for_leader();
+        cluster.grant(old, 7);
+        cluster.run(50);
+        let call = cluster.lock(old, 7);
+        cluster.run_until("the grant", |cluster| {
+            !cluster.hosts[&old].replica.machine().state().lock_holders(b"job").is_empty()
+        });
+        cluster.isolate(old);
+        cluster.cancel(old, call);
+        cluster.run_until("a new leader", |cluster| cluster.leader().is_some_and(|leader| leader != old));
+        cluster.wait_for_leader();
+        cluster.heal();
+        cluster.run(400);
+        let leader = cluster.wait_for_leader();
+        assert!(cluster.hosts[&leader].replica.machine().state().lease_ttl_ms(7).is_some(), "it did not just expire");
+        let held = cluster.hosts[&leader].replica.machine().state().lock_queue(b"job").count();
+        assert_eq!(held, 0, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_leader_refuses_what_a_follower_forwards() {
+    let mut cluster = Cluster::new(5, Config { quota_bytes: 4000, ..small_config() });
+    let leader = cluster.wait_for_leader();
+    let follower = follower(&cluster);
+    cluster.propose(leader, Asked::Other, put("big", 5000));
+    cluster.run(50);
+    cluster.copied = Some((follower, leader, COMMANDS));
+    let refused = cluster.mark(follower);
+    cluster.run(50);
+    assert_eq!(cluster.outcomes[&refused], Some(Failure::Refused(Refusal::NoSpace)));
+    // There is room again; what was refused does not come in by a copy that was held up.
+    let delete = Command::Delete(Delete { keys: Keys::One(Bytes::from_static(b"big")), prev_kv: false });
+    cluster.propose(follower, Asked::Other, delete);
+    cluster.run(50);
+    cluster.propose(follower, Asked::Other, Command::Compact { revision: 3 });
+    let clear = AlarmChange::Clear(Alarm { member: 0, kind: AlarmKind::NoSpace });
+    cluster.propose(follower, Asked::Other, Command::Alarm(clear));
+    cluster.run(50);
+    assert!(!cluster.copies.is_empty());
+    cluster.deliver_copies();
+    cluster.run(50);
+    let taken = cluster.mark(follower);
+    cluster.run(50);
+    assert_eq!(cluster.outcomes[&taken], None, "there is room");
+    cluster.check_marks(leader);
+}
+
+/// A command of a process that is gone, coming late, must not make its successor's count for nothing.
+#[test]
+fn a_boot_that_is_gone_does_not_return() {
+    let mut cluster = Cluster::new(6, small_config());
+    let leader = cluster.wait_for_leader();
+    cluster.run(50);
+    let follower = follower(&cluster);
+    cluster.copied = Some((follower, leader, COMMANDS));
+    cluster.cut.push((follower, leader));
+    cluster.mark(follower);
+    cluster.run(20);
+    cluster.restart(follower);
+    cluster.heal();
+    cluster.copied = None;
+    cluster.run(100);
+    let first = cluster.mark(follower);
+    cluster.run(50);
+    assert_eq!((cluster.copies.len(), &cluster.outcomes[&first]), (1, &None));
+    cluster.deliver_copies();
+    cluster.run(50);
+    let second = cluster.mark(follower);
+    cluster.run(50);
+    assert_eq!(cluster.outcomes.get(&second), Some(&None));
+    cluster.check_marks(leader);
+}

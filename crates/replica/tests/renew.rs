@@ -1,0 +1,171 @@
+//! Leases of clients at members that do not lead.
+#![allow(clippy::disallowed_types, clippy::disallowed_methods)]
+
+mod harness;
+mod members;
+
+use harness::config;
+use members::{Asked, Cluster, MEMBERS, TTL_MS};
+use tenure_machine::*;
+use tenure_replica::{Config, Consistency, Failure, Input, Read};
+
+/// The kind of message that carries a leader's answers.
+const ANSWERS: u8 = 6;
+
+fn small_config() -> Config {
+    Config { election_min_ms: 100, election_max_ms: 200, heartbeat_ms: 20, call_timeout_ms: 1000, ..config(1) }
+}
+
+/// A cluster with lease 7, its leader and one that follows.
+fn cluster(seed: u64) -> (Cluster, MemberId, MemberId) {
+    let mut cluster = Cluster::new(seed, small_config());
+    let leader = cluster.wait_for_leader();
+    let follower = MEMBERS.into_iter().find(|member| *member != leader).expect("one of two");
+    cluster.grant(follower, 7);
+    cluster.run(50);
+    (cluster, leader, follower)
+}
+
+fn has_lease(cluster: &Cluster, member: MemberId) -> bool {
+    cluster.hosts[&member].replica.machine().state().lease_ttl_ms(7).is_some()
+}
+
+#[test]
+fn a_renewal_at_a_follower_keeps_the_lease() {
+    let (mut cluster, leader, follower) = cluster(1);
+    for _ in 0..10 {
+        cluster.keep_alive(follower, 7);
+        cluster.run(TTL_MS / 2);
+        assert!(has_lease(&cluster, leader));
+    }
+    assert_eq!(cluster.counts.kept_alive, 10);
+    cluster.run(TTL_MS + 100);
+    assert!(!has_lease(&cluster, leader));
+    let call = cluster.keep_alive(follower, 7);
+    cluster.run(50);
+    assert_eq!((cluster.outcomes.get(&call), cluster.counts.kept_alive), (Some(&None), 10), "told that it is gone");
+}
+
+#[test]
+fn what_is_left_of_a_lease_is_known_everywhere() {
+    let (mut cluster, leader, _) = cluster(2);
+    cluster.run(500);
+    let calls = MEMBERS.map(|member| {
+        let read = Read::LeaseTimes(vec![7, 8]);
+        cluster.ask(member, Asked::Other, |call| Input::Read { call, read, consistency: Consistency::Linearizable })
+    });
+    cluster.run(50);
+    for call in calls {
+        let [Some(status), None] = cluster.lease_times[&call][..] else { panic!("{:?}", cluster.lease_times[&call]) };
+        assert_eq!((status.lease, status.ttl_ms), (7, TTL_MS));
+        assert!(status.remaining_ms < TTL_MS - 400 && status.remaining_ms > TTL_MS - 700, "{status:?}");
+    }
+    for member in MEMBERS {
+        let read = Read::LeaseTimeToLive(7);
+        cluster.ask(member, Asked::Other, |call| Input::Read { call, read, consistency: Consistency::Serializable });
+    }
+    cluster.run(50);
+    assert!(cluster.asked.is_empty());
+    assert!(cluster.outcomes.values().all(Option::is_none));
+    assert!(has_lease(&cluster, leader));
+}
+
+#[test]
+fn a_renewal_is_asked_for_again_when_it_is_lost() {
+    let (mut cluster, _, follower) = cluster(3);
+    cluster.loss_percent = 30;
+    let calls: Vec<_> = (0..20)
+        .map(|_| {
+            cluster.run(20);
+            cluster.keep_alive(follower, 7)
+        })
+        .collect();
+    cluster.run(900);
+    let answered = calls.iter().filter(|call| cluster.outcomes.get(call) == Some(&None)).count();
+    assert!(answered > 15, "{answered}");
+}
+
+/// Scenario 2: a leader that is cut off from the others must promise nothing, to whomever it can still talk.
+#[test]
+fn a_deposed_leader_promises_nothing() {
+    let (mut cluster, old, follower) = cluster(4);
+    for other in MEMBERS.into_iter().filter(|other| *other != old) {
+        cluster.cut_raft.extend([(old, other), (other, old)]);
+    }
+    let call = cluster.keep_alive(follower, 7);
+    cluster.run_until("a new leader", |cluster| {
+        assert!(!cluster.outcomes.contains_key(&call) || cluster.leader() != Some(old));
+        cluster.leader().is_some_and(|leader| leader != old)
+    });
+    assert_eq!(cluster.counts.kept_alive, 0);
+    cluster.run_until("the answer", |cluster| cluster.outcomes.contains_key(&call));
+    assert_eq!((&cluster.outcomes[&call], cluster.counts.kept_alive), (&None, 1), "by the new leader");
+}
+
+#[test]
+fn a_question_goes_on_to_the_next_leader() {
+    let (mut cluster, old, follower) = cluster(5);
+    cluster.isolate(old);
+    let call = cluster.keep_alive(follower, 7);
+    cluster.run_until("the answer", |cluster| cluster.outcomes.contains_key(&call));
+    assert_eq!(cluster.outcomes[&call], None);
+    assert_ne!(cluster.leader(), Some(old));
+}
+
+#[test]
+fn without_a_leader_a_renewal_waits_and_is_told() {
+    let (mut cluster, _, follower) = cluster(6);
+    cluster.isolate(follower);
+    cluster.run(500);
+    let call = cluster.keep_alive(follower, 7);
+    cluster.run(1100);
+    assert_eq!(cluster.outcomes[&call], Some(Failure::NoLeader));
+}
+
+/// An answer belongs to the question whose number it names, of this process.
+#[test]
+fn a_late_answer_answers_nothing_else() {
+    let (mut cluster, leader, follower) = cluster(7);
+    cluster.copied = Some((leader, follower, ANSWERS));
+    cluster.keep_alive(follower, 7);
+    cluster.run(50);
+    assert_eq!((cluster.counts.kept_alive, cluster.copies.len()), (1, 1));
+    cluster.copied = None;
+    cluster.restart(follower);
+    cluster.cut.push((follower, leader));
+    cluster.run(20);
+    let call = cluster.keep_alive(follower, 7);
+    cluster.deliver_copies();
+    cluster.run(20);
+    assert!(!cluster.outcomes.contains_key(&call));
+}
+
+#[test]
+fn an_older_stream_of_a_session_renews_nothing() {
+    let (mut cluster, _, follower) = cluster(8);
+    cluster.propose(follower, Asked::Other, Command::ResumeSession { lease: 7 });
+    cluster.run(50);
+    let epochs =
+        [1, 2].map(|epoch| cluster.ask(follower, Asked::Other, |call| Input::KeepAlive { call, lease: 7, epoch }));
+    cluster.run(50);
+    assert_eq!(cluster.outcomes[&epochs[0]], None);
+    assert_eq!(cluster.outcomes[&epochs[1]], Some(Failure::Refused(Refusal::SessionResumed)));
+}
+
+/// Rule 4: a renewal that comes while the end of its lease is in flight waits for the outcome, wherever it was asked.
+#[test]
+fn a_renewal_waits_for_an_expiry_in_flight() {
+    let (mut cluster, leader, follower) = cluster(9);
+    cluster.run(TTL_MS - 60);
+    // The others are slow to write, so that the expiry takes its time.
+    for member in MEMBERS.into_iter().filter(|member| *member != leader) {
+        cluster.host(member).disk_pace_ms = 80;
+    }
+    cluster.run_until("the expiry is proposed", |cluster| {
+        cluster.status(leader).last_index > cluster.status(leader).commit_index
+    });
+    let call = cluster.keep_alive(follower, 7);
+    cluster.run_until("the answer", |cluster| cluster.outcomes.contains_key(&call));
+    assert_eq!((&cluster.outcomes[&call], cluster.counts.kept_alive), (&None, 0), "told that it is gone");
+    assert!(!has_lease(&cluster, leader));
+}
