@@ -14,6 +14,7 @@
 //! for, and live in the data directory in which they were first met.
 
 mod admission;
+pub(crate) mod counters;
 mod greeting;
 pub(crate) mod join;
 pub(crate) mod leave;
