@@ -195,6 +195,50 @@ fn a_fourth_member_joins_catches_up_and_votes() {
 }
 
 #[test]
+fn one_that_was_away_for_long_is_sent_a_snapshot() {
+    let mut cluster = Cluster::start(3);
+    let away = cluster.follower();
+    cluster.members[away].kill();
+    let leader = cluster.leader();
+    // For one that was heard of within two election timeouts the log is kept.
+    std::thread::sleep(Duration::from_secs(3));
+    // More than a leader keeps of it for others.
+    let value = "x".repeat(512 << 10);
+    for number in 0..24 {
+        let said = shell::tenure_reading(
+            &["put", &format!("large/{number}"), "-", "--endpoints", &cluster.members[leader].address],
+            &value,
+        );
+        said.ok();
+    }
+    // What was sent to it on trust is dropped when it is not there at the next try.
+    std::thread::sleep(Duration::from_secs(2));
+    cluster.members[away].start(&[]);
+    cluster.members[away].wait_until_ready();
+    assert_eq!(cluster.members[away].run(&["get", "large/", "--prefix", "--count-only"]).ok().trim(), "24");
+    let log = cluster.members[away].server().stderr();
+    assert!(log.contains("received a snapshot from a peer"), "{log}");
+    // What it was sent is what it starts from.
+    cluster.members[away].kill();
+    cluster.members[away].start(&[]);
+    cluster.members[away].wait_until_ready();
+    assert_eq!(cluster.members[away].run(&["get", "large/", "--prefix", "--count-only"]).ok().trim(), "24");
+    let hashes: Vec<u64> = cluster.members.iter().map(|member| hash(&member.address)).collect();
+    assert!(hashes.windows(2).all(|pair| pair[0] == pair[1]), "{hashes:?}");
+}
+
+/// Of all keys, as a member has them.
+fn hash(address: &str) -> u64 {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let client = tenure_client::Client::connect(address).await.unwrap();
+        // A read that is current first: then it has everything.
+        client.get("large/0").await.unwrap();
+        u64::from(client.hash(0).await.unwrap().hash)
+    })
+}
+
+#[test]
 fn a_learner_stays_one_until_it_is_promoted() {
     let mut cluster = Cluster::start(1);
     let peer = cluster.members[0].peer.clone();

@@ -51,7 +51,7 @@ pub const REQUEST_ID_BYTES: usize = 256;
 pub const WEBSOCKET_SEND_BYTES: usize = 64 * KIB;
 
 /// Fixed. Messages that wait for a peer; beyond either of these the oldest are dropped.
-pub const PEER_QUEUE_BYTES: usize = 64 * MIB;
+pub const PEER_QUEUE_BYTES: usize = 32 * MIB;
 pub const PEER_QUEUE_MESSAGES: usize = 4_096;
 /// Fixed. Messages are sent to a peer together up to this size; a longer one goes alone.
 pub const PEER_BATCH_BYTES: usize = MIB;

@@ -13,7 +13,6 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -144,14 +143,14 @@ struct Accepted {
 }
 
 impl Network {
-    /// Starts threads of this name with these numbers, which are those of runtimes that `metrics` has. `serve` is
-    /// called once in each of them, with its number and within its runtime, and gives what makes the
-    /// service of each connection.
+    /// Starts threads of this name, one for each of the counters. `serve` is called once in each of
+    /// them, with its number and within its runtime, and gives what makes the service of each
+    /// connection.
     pub fn start<F, M, S>(
         config: &Config,
         metrics: Arc<Metrics>,
         name: &str,
-        threads: Range<usize>,
+        counters: Vec<Arc<Counters>>,
         serve: F,
     ) -> Result<Network, ListenError>
     where
@@ -162,11 +161,10 @@ impl Network {
         let (phase, _) = watch::channel(Phase::Serving);
         let builder = connection_builder(config);
         let mut started = Vec::new();
-        for index in threads {
+        for (index, counters) in counters.into_iter().enumerate() {
             let (connections, accepted) = mpsc::unbounded_channel();
             let runtime =
                 tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(ListenError::Thread)?;
-            let counters = metrics.runtime(index).clone();
             let (serve, builder, phase) = (serve.clone(), builder.clone(), phase.subscribe());
             let thread = std::thread::Builder::new().name(format!("{name}-{index}"));
             let runtime_counters = counters.clone();

@@ -177,6 +177,7 @@ pub struct Metrics {
     runtimes: Vec<Arc<Counters>>,
     rpcs: Arc<Rpcs>,
     refused: Arc<AtomicU64>,
+    peers: Arc<Counters>,
 }
 
 impl Metrics {
@@ -191,7 +192,8 @@ impl Metrics {
             refused: refused.clone(),
         }));
         registry.register_collector(Box::new(Process { started: SystemTime::now() }));
-        Metrics { registry, runtimes, rpcs, refused }
+        let peers = Arc::new(Counters::new(&rpcs));
+        Metrics { registry, runtimes, rpcs, refused, peers }
     }
 
     pub fn with_replica(mut self, status: impl Fn() -> Status + Send + Sync + 'static) -> Metrics {
@@ -216,6 +218,11 @@ impl Metrics {
 
     pub fn runtime(&self, index: usize) -> &Arc<Counters> {
         &self.runtimes[index]
+    }
+
+    /// Of the peers' runtime, which has no clients.
+    pub fn peers(&self) -> &Arc<Counters> {
+        &self.peers
     }
 
     /// Connections turned away because their address has too many already.
@@ -413,11 +420,11 @@ fn resident_bytes() -> Option<i64> {
     Some(kib * 1024)
 }
 
-fn gauge(encoder: &mut DescriptorEncoder, name: &str, help: &str, value: i64) -> fmt::Result {
+pub(crate) fn gauge(encoder: &mut DescriptorEncoder, name: &str, help: &str, value: i64) -> fmt::Result {
     ConstGauge::new(value).encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)
 }
 
-fn counter(encoder: &mut DescriptorEncoder, name: &str, help: &str, value: u64) -> fmt::Result {
+pub(crate) fn counter(encoder: &mut DescriptorEncoder, name: &str, help: &str, value: u64) -> fmt::Result {
     ConstCounter::new(value).encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)
 }
 

@@ -30,6 +30,7 @@ use crate::http::{Connection, Front, leader};
 use crate::listen::{ListenError, Listener, Network, Stopping};
 use crate::member::{Member, random_u64};
 use crate::metrics::Metrics;
+use crate::peer::counters::PeerMetrics;
 use crate::peer::join::{self, JoinError};
 use crate::peer::leave::Departure;
 use crate::peer::outbox::Outbox;
@@ -130,7 +131,8 @@ async fn live(
 
     let pool = descriptors();
     let status = member.clone();
-    let metrics = Metrics::new(&pool, threads + 1).with_replica(move || status.status()).with_limits(&config.limits);
+    let metrics = Metrics::new(&pool, threads).with_replica(move || status.status()).with_limits(&config.limits);
+    let metrics = metrics.with_collector(Box::new(PeerMetrics(outbox.counters().clone())));
     let metrics = Arc::new(metrics);
     let health = Health::new(member.clone(), config.call_timeout);
     let reporter = HealthReporter::new();
@@ -142,7 +144,7 @@ async fn live(
         let port = PeerPort::open(settings, member, orders);
         move |_, _| port.connection()
     };
-    let peers = Network::start(&config, metrics.clone(), "peers", threads..threads + 1, serve_peers)?;
+    let peers = Network::start(&config, metrics.clone(), "peers", vec![metrics.peers().clone()], serve_peers)?;
 
     let departure = Departure { identity, outbox: outbox.clone(), patience: config.call_timeout };
     let shared = Arc::new(services::ProcessWide { sessions: services::Sessions::default(), keyring, departure });
@@ -176,7 +178,8 @@ async fn live(
             _ = tokio::time::timeout(PUBLISH_PATIENCE, &mut settling) => None,
             fault = &mut peer_accept => Some(fault),
         };
-        let network = Network::start(&config, metrics, "network", 0..threads, serve)?;
+        let counters = (0..threads).map(|index| metrics.runtime(index).clone()).collect();
+        let network = Network::start(&config, metrics, "network", counters, serve)?;
         tracing::info!(name = config.name, address = %listener.address(), threads, "the member answers");
         ready(listener.address());
         let end = match early_fault {

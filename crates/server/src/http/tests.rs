@@ -106,7 +106,8 @@ fn start(change: impl FnOnce(&mut Config)) -> Server {
             move |info, open| Connection::new(front.clone(), info, open)
         }
     };
-    let network = Network::start(&config, metrics.clone(), "network", 0..threads, serve).unwrap();
+    let counters = (0..threads).map(|index| metrics.runtime(index).clone()).collect();
+    let network = Network::start(&config, metrics.clone(), "network", counters, serve).unwrap();
     let (stop, stopping) = oneshot::channel();
     let stopped = tokio::spawn(async move {
         let patience = tokio::select! {

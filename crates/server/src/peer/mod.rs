@@ -2,7 +2,7 @@
 //!
 //! All of it runs on one thread of its own, beside the network threads that serve clients. A turn at the
 //! replica only puts its messages into the [`outbox`], a bounded queue for each peer, and never waits; whatever
-//! does not fit is dropped, because raft repeats what matters. From there one task for each peer ([`stream`])
+//! does not fit, or finds nobody there, is dropped, because raft repeats what matters. From there one task for each peer ([`stream`])
 //! sends them on one stream, in batches, and comes back with a pause when the connection is lost. What other
 //! members send arrives at the [`service`] on the peer port and goes to the replica as it is: only replicas know
 //! what is in a message.
@@ -14,6 +14,7 @@
 //! for, and live in the data directory in which they were first met.
 
 mod admission;
+pub(crate) mod counters;
 mod greeting;
 pub(crate) mod join;
 pub(crate) mod leave;
@@ -39,9 +40,10 @@ use tonic::transport::{Channel, Endpoint};
 
 /// How long a peer may take to accept a connection, and to answer a greeting.
 pub(crate) const GREETING_TIMEOUT: Duration = Duration::from_secs(3);
-/// A connection on which nothing moves is pinged this often, and given up if the ping is not answered for as
-/// long: a peer that vanished without a word must not keep messages waiting in its buffers.
-const PING: Duration = Duration::from_secs(2);
+/// A connection on which nothing moves is pinged, and given up if the ping is not answered: a peer that vanished
+/// without a word must not keep messages waiting in its buffers.
+const PING_INTERVAL: Duration = Duration::from_secs(2);
+const PING_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// What the transport asks of the member that it carries messages for.
 pub(crate) trait Host: Clone + Send + Sync + 'static {
@@ -72,8 +74,8 @@ async fn connect(url: &str) -> Result<Channel, String> {
     let endpoint = endpoint
         .connect_timeout(GREETING_TIMEOUT)
         .tcp_nodelay(true)
-        .http2_keep_alive_interval(PING)
-        .keep_alive_timeout(PING)
+        .http2_keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_TIMEOUT)
         .keep_alive_while_idle(true);
     endpoint.connect().await.map_err(|error| why(&error))
 }

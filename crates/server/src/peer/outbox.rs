@@ -1,12 +1,14 @@
 //! What the replica has for its peers: filled by whoever has the turn, emptied by the peers' thread.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use tenure_machine::{Member, MemberId};
 use tokio::sync::{Notify, mpsc, watch};
 
+use super::counters::PeerCounters;
 use crate::limits;
 
 /// An order to send the saved snapshot `index` to a peer.
@@ -28,6 +30,7 @@ struct Shared {
     queues: Mutex<HashMap<MemberId, Arc<Queue>>>,
     members: watch::Sender<Arc<[Member]>>,
     snapshots: mpsc::UnboundedSender<SnapshotOrder>,
+    counters: Arc<PeerCounters>,
 }
 
 impl Outbox {
@@ -35,8 +38,8 @@ impl Outbox {
     pub(crate) fn new(own: MemberId, message_bytes: usize) -> (Outbox, mpsc::UnboundedReceiver<SnapshotOrder>) {
         let (snapshots, orders) = mpsc::unbounded_channel();
         let members = watch::Sender::new(Arc::from(Vec::new()));
-        let queues = Mutex::default();
-        (Outbox(Arc::new(Shared { own, message_bytes, queues, members, snapshots })), orders)
+        let (queues, counters) = Default::default();
+        (Outbox(Arc::new(Shared { own, message_bytes, queues, members, snapshots, counters })), orders)
     }
 
     /// Puts messages into their peers' queues. Those to unknown members are dropped.
@@ -49,7 +52,7 @@ impl Outbox {
                 continue;
             }
             let Some(queue) = queues.get(&to) else { continue };
-            queue.push(message);
+            self.note_dropped(queue.push(message));
             if !touched.iter().any(|known| Arc::ptr_eq(known, queue)) {
                 touched.push(queue);
             }
@@ -86,6 +89,21 @@ impl Outbox {
         self.0.members.subscribe()
     }
 
+    pub(crate) fn counters(&self) -> &Arc<PeerCounters> {
+        &self.0.counters
+    }
+
+    /// Drops what waits for a peer: whoever is not there will not need it when it comes.
+    pub(crate) fn clear(&self, queue: &Queue) {
+        self.note_dropped(queue.clear());
+    }
+
+    fn note_dropped(&self, messages: u64) {
+        if messages > 0 {
+            self.0.counters.messages_dropped.fetch_add(messages, Ordering::Relaxed);
+        }
+    }
+
     pub(crate) fn queue(&self, to: MemberId) -> Option<Arc<Queue>> {
         lock(&self.0.queues).get(&to).cloned()
     }
@@ -102,11 +120,12 @@ pub(crate) struct Queue {
 struct Waiting {
     messages: VecDeque<Bytes>,
     bytes: usize,
-    dropped: u64,
 }
 
 impl Queue {
-    fn push(&self, message: Bytes) {
+    /// Gives how many had to go for it.
+    fn push(&self, message: Bytes) -> u64 {
+        let mut dropped = 0;
         let mut waiting = lock(&self.waiting);
         waiting.bytes += message.len();
         waiting.messages.push_back(message);
@@ -115,8 +134,9 @@ impl Queue {
         {
             let Some(oldest) = waiting.messages.pop_front() else { break };
             waiting.bytes -= oldest.len();
-            waiting.dropped += 1;
+            dropped += 1;
         }
+        dropped
     }
 
     /// The next batch: at least one message, and as many as fit. Waits for the first.
@@ -146,9 +166,12 @@ impl Queue {
         batch
     }
 
-    /// How many had to go because nobody took them.
-    pub(crate) fn take_dropped(&self) -> u64 {
-        std::mem::take(&mut lock(&self.waiting).dropped)
+    fn clear(&self) -> u64 {
+        let mut waiting = lock(&self.waiting);
+        let dropped = waiting.messages.len() as u64;
+        waiting.messages.clear();
+        waiting.bytes = 0;
+        dropped
     }
 }
 
@@ -193,9 +216,14 @@ mod tests {
         let queue = outbox.queue(2).unwrap();
         assert!(lock(&queue.waiting).bytes <= limits::PEER_QUEUE_BYTES);
         assert_eq!(lock(&queue.waiting).messages.back().unwrap(), "newest");
-        assert_eq!(queue.take_dropped(), 6);
+        let dropped = || outbox.counters().messages_dropped.load(Ordering::Relaxed);
+        assert_eq!(dropped(), 6);
         outbox.send((0..2 * limits::PEER_QUEUE_MESSAGES).map(|_| (2, Bytes::from_static(b"x"))));
         assert_eq!(lock(&queue.waiting).messages.len(), limits::PEER_QUEUE_MESSAGES);
+        let before = dropped();
+        outbox.clear(&queue);
+        assert!(queue.take_batch().is_empty());
+        assert_eq!(dropped() - before, limits::PEER_QUEUE_MESSAGES as u64);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! that others wait for, and only then does the replica hear of it.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
@@ -20,6 +21,7 @@ use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 
 use super::Host;
+use super::greeting::Greeter;
 use crate::data::{self, DataError};
 
 type Answers = mpsc::Sender<Result<SnapshotResponse, Status>>;
@@ -57,7 +59,7 @@ impl Arrivals {
     /// Takes in the snapshot that was offered, and brings it before the replica.
     pub(crate) async fn receive<H: Host>(
         &self,
-        host: &H,
+        greeter: &Greeter<H>,
         from: MemberId,
         offer: SnapshotOffer,
         welcome: Welcome,
@@ -65,7 +67,7 @@ impl Arrivals {
         answers: &Answers,
     ) -> Result<(), Status> {
         // The sender did not hear that it had arrived, or it was overtaken by the log.
-        if offer.index <= host.status().applied_index {
+        if offer.index <= greeter.host.status().applied_index {
             return answer(answers, Answer::Received(SnapshotReceived {})).await;
         }
         let offered = Offered { index: offer.index, term: offer.term, bytes: offer.bytes };
@@ -89,8 +91,9 @@ impl Arrivals {
         }
         let (machine, configuration, bytes) = arrival.finish().await?;
         tracing::info!(index = offer.index, term = offer.term, bytes, "received a snapshot from a peer");
+        greeter.outbox.counters().snapshots_received.fetch_add(1, Relaxed);
         let machine = Box::new(machine);
-        host.deliver(Input::SnapshotReceived { from, message: offer.message, machine, configuration, bytes });
+        greeter.host.deliver(Input::SnapshotReceived { from, message: offer.message, machine, configuration, bytes });
         answer(answers, Answer::Received(SnapshotReceived {})).await
     }
 

@@ -1,6 +1,7 @@
 //! A snapshot on its way to a peer, on a connection of its own.
 
 use std::io::Read;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -57,6 +58,7 @@ impl<H: Host> SnapshotSender<H> {
             match self.send(url).await {
                 Ok(()) => {
                     tracing::info!(to = format!("{to:x}"), index, "sent a snapshot to a peer");
+                    self.greeter.outbox.counters().snapshots_sent.fetch_add(1, Relaxed);
                     delivered = true;
                     break;
                 }

@@ -1,6 +1,7 @@
 //! What other members call: the peer port.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenure_api::tenure::peer::v1::messages_response::Answer as MessagesAnswer;
@@ -42,6 +43,11 @@ impl<H: Host> PeerService<H> {
         PeerServer::new(self).max_decoding_message_size(message_bytes)
     }
 
+    fn refused(&self, hello: &Hello, text: &str) {
+        self.greeter.outbox.counters().refused.fetch_add(1, Relaxed);
+        tracing::warn!(from = format!("{:x}", hello.from), "refused a peer: {text}");
+    }
+
     /// The first message of a stream.
     async fn first<T>(stream: &mut Streaming<T>) -> Result<T, Status> {
         match tokio::time::timeout(GREETING_TIMEOUT, stream.message()).await {
@@ -64,10 +70,10 @@ impl<H: Host> Peer for PeerService<H> {
         let (answers, stream) = mpsc::channel(2);
         let answer = match self.greeter.receive(&hello).await {
             Ok(welcome) => {
-                let (from, host) = (hello.from, self.greeter.host.clone());
+                let (from, greeter) = (hello.from, self.greeter.clone());
                 let reading = answers.clone();
                 let task = tokio::spawn(async move {
-                    if let Err(status) = read_messages(requests, from, &host).await {
+                    if let Err(status) = read_messages(requests, from, &greeter).await {
                         tracing::info!(from = format!("{from:x}"), "a peer's stream ended: {}", status.message());
                         let _ = reading.send(Err(status)).await;
                     }
@@ -76,7 +82,7 @@ impl<H: Host> Peer for PeerService<H> {
                 MessagesAnswer::Welcome(welcome)
             }
             Err(refusal) => {
-                refused(&hello, &refusal.text);
+                self.refused(&hello, &refusal.text);
                 MessagesAnswer::Refusal(refusal)
             }
         };
@@ -99,9 +105,9 @@ impl<H: Host> Peer for PeerService<H> {
                 let from = hello.from;
                 // What was cut of the one before is there when that one has ended.
                 self.incoming.end(Kind::Snapshot, from).await;
-                let (arrivals, host) = (self.arrivals.clone(), self.greeter.host.clone());
+                let (arrivals, greeter) = (self.arrivals.clone(), self.greeter.clone());
                 let task = tokio::spawn(async move {
-                    if let Err(status) = arrivals.receive(&host, from, offer, welcome, parts, &answers).await {
+                    if let Err(status) = arrivals.receive(&greeter, from, offer, welcome, parts, &answers).await {
                         tracing::info!(from = format!("{from:x}"), "a snapshot did not arrive: {}", status.message());
                         let _ = answers.send(Err(status)).await;
                     }
@@ -109,7 +115,7 @@ impl<H: Host> Peer for PeerService<H> {
                 self.incoming.replace(Kind::Snapshot, from, task).await;
             }
             Err(refusal) => {
-                refused(&hello, &refusal.text);
+                self.refused(&hello, &refusal.text);
                 let answer = SnapshotResponse { answer: Some(SnapshotAnswer::Refusal(refusal)) };
                 let _ = answers.try_send(Ok(answer));
             }
@@ -133,11 +139,14 @@ impl<H: Host> Peer for PeerService<H> {
 async fn read_messages<H: Host>(
     mut requests: Streaming<MessagesRequest>,
     from: MemberId,
-    host: &H,
+    greeter: &Greeter<H>,
 ) -> Result<(), Status> {
+    let counters = greeter.outbox.counters();
     while let Some(request) = requests.message().await? {
+        counters.messages_received.fetch_add(request.messages.len() as u64, Relaxed);
+        counters.bytes_received.fetch_add(request.messages.iter().map(|message| message.len() as u64).sum(), Relaxed);
         for message in request.messages {
-            host.deliver(Input::Message { from, message });
+            greeter.host.deliver(Input::Message { from, message });
         }
     }
     Ok(())
@@ -145,10 +154,6 @@ async fn read_messages<H: Host>(
 
 fn no_hello() -> Status {
     Status::invalid_argument("a stream begins with a greeting")
-}
-
-fn refused(hello: &Hello, text: &str) {
-    tracing::warn!(from = format!("{:x}", hello.from), "refused a peer: {text}");
 }
 
 /// The streams that peers have open here. Of each kind a peer has one: the newest.

@@ -1,6 +1,7 @@
 //! The messages to one peer: one stream, kept open for as long as the peer belongs to the cluster.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -54,17 +55,13 @@ impl<H: Host> MessageStream<H> {
                 Ok((requests, answers)) => {
                     was_welcome = true;
                     told = None;
-                    let dropped = self.queue.take_dropped();
-                    tracing::info!(
-                        peer = self.name,
-                        id = format!("{:x}", self.to),
-                        url,
-                        dropped,
-                        "connected to a peer"
-                    );
+                    tracing::info!(peer = self.name, id = format!("{:x}", self.to), url, "connected to a peer");
                     self.send(requests, answers).await
                 }
-                Err(ended) => ended,
+                Err(ended) => {
+                    self.greeter.outbox.clear(&self.queue);
+                    ended
+                }
             };
             // Said once, not at every try.
             if told.as_ref() != Some(&ended) {
@@ -108,9 +105,13 @@ impl<H: Host> MessageStream<H> {
 
     /// Sends for as long as the other side takes it.
     async fn send(&self, requests: mpsc::Sender<MessagesRequest>, mut answers: Streaming<MessagesResponse>) -> Ended {
+        let counters = self.greeter.outbox.counters();
+        let _connected = counters.connect();
         let pour = async {
             loop {
                 let messages: Vec<Bytes> = self.queue.next_batch().await;
+                counters.messages_sent.fetch_add(messages.len() as u64, Relaxed);
+                counters.bytes_sent.fetch_add(messages.iter().map(|message| message.len() as u64).sum(), Relaxed);
                 if requests.send(MessagesRequest { hello: None, messages }).await.is_err() {
                     // The other branch knows why.
                     return std::future::pending::<Ended>().await;
