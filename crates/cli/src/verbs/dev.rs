@@ -23,7 +23,7 @@ use crate::settings::Global;
 use keys::{Keyboard, Order};
 use layout::Layout;
 use member::{Heard, Member, News, Role};
-use saying::Saying;
+use saying::{Saying, WARNING};
 
 const EXAMPLE: &str = "\
 Examples:
@@ -189,6 +189,8 @@ impl Cluster {
         match what {
             News::Line(line) => match Saying::parse(&line) {
                 Saying::LastWord(word) => self.last_words[index] = Some(word),
+                // That they miss each other is no news then.
+                Saying::Logged { label: WARNING, .. } if self.is_ending => {}
                 Saying::Logged { label, text } => {
                     let name = &member.place.name;
                     match color_on_stderr() && !label.is_empty() {

@@ -167,7 +167,8 @@ impl Member {
                 (self.term, self.revision) = (status.header.term, status.header.revision);
                 self.has_answered = true;
             }
-            (None, Role::Starting) => {}
+            // The answer may have been due before it could give it.
+            (None, Role::Starting | Role::Resumed) => {}
             (None, _) => self.role = Role::Silent,
         }
     }
