@@ -1,10 +1,11 @@
-//! `tenure dev` without a terminal: a cluster whose members are killed, paused and started by a line.
+//! `tenure dev`: a cluster whose members are killed, paused and started by a key, or by a line without a terminal.
 
 mod shell;
 mod support;
 
 use std::net::TcpListener;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
 use shell::{Running, Said, run, tenure};
@@ -178,6 +179,33 @@ fn a_member_that_ends_by_itself_is_told_and_can_be_started() {
     let said = dev.running.stderr();
     for expected in ["n3  ended: signal 9", "n3 is down: 3 starts it", "no member 9", "'x'", "Keys:"] {
         assert!(said.contains(expected), "{expected} is not in: {said}");
+    }
+}
+
+#[test]
+fn keys_work_at_once_on_a_terminal_which_is_given_back_as_it_was() {
+    // From util-linux: runs it on a terminal of its own.
+    if Command::new("script").arg("--version").stdout(Stdio::null()).status().is_err() {
+        eprintln!("not tested: there is no script(1) here");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let flags = flags(own_ports(MEMBERS), own_ports(MEMBERS), &directory.path().join("dev")).join(" ");
+    let session = format!("{} {flags}; echo code $?; stty -a", env!("CARGO_BIN_EXE_tenure"));
+    for end in ["q", "\x03"] {
+        let mut command = Command::new("script");
+        command.args(["-qec", &session, "/dev/null"]);
+        let mut terminal = Running::start(command);
+        while !terminal.line().trim().starts_with("keys") {}
+        terminal.press("s");
+        while !terminal.line().starts_with("MEMBER") {}
+        terminal.press(end);
+        while terminal.line().trim() != "code 0" {}
+        let mut modes = terminal.line();
+        while !modes.contains("icanon") {
+            modes = terminal.line();
+        }
+        assert!(!modes.contains("-icanon"), "{modes}");
     }
 }
 

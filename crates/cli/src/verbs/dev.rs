@@ -169,7 +169,10 @@ impl Cluster {
                 eprintln!("{} is down: {} starts it", self.members[index].place.name, index + 1);
                 Ok(())
             }
-            Order::Status => Ok(self.listing().print(Format::Table)?),
+            Order::Status => {
+                self.ask_all().await?;
+                Ok(self.listing().print(Format::Table)?)
+            }
             Order::Help | Order::Quit => {
                 eprintln!("{KEYS}");
                 Ok(())
@@ -179,6 +182,21 @@ impl Cluster {
                 Ok(())
             }
         }
+    }
+
+    /// How they are just now, not when they were last asked.
+    async fn ask_all(&mut self) -> anyhow::Result<()> {
+        let mut tasks = Vec::new();
+        for (index, member) in self.members.iter().enumerate() {
+            if let Some(client) = member.client() {
+                tasks.push((index, member.life, tokio::spawn(async move { client.status().await.ok() })));
+            }
+        }
+        for (index, life, task) in tasks {
+            let status = task.await.expect("asking for a status does not panic");
+            self.hear(Heard { index, life, what: News::Status(status.map(Box::new)) })?;
+        }
+        Ok(())
     }
 
     fn hear(&mut self, Heard { index, life, what }: Heard) -> anyhow::Result<()> {
