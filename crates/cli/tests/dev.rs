@@ -1,10 +1,11 @@
-//! `tenure dev` without a terminal: a cluster whose members are killed, paused and started by a line.
+//! `tenure dev`: a cluster whose members are killed, paused and started by a key, or by a line without a terminal.
 
 mod shell;
 mod support;
 
 use std::net::TcpListener;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
 use shell::{Running, Said, run, tenure};
@@ -80,13 +81,13 @@ impl Dev {
         (0..usize::from(MEMBERS)).map(|index| self.address(index)).collect::<Vec<_>>().join(",")
     }
 
-    /// Goes to whoever is there.
-    fn tenure(&self, arguments: &[&str]) -> Said {
-        tenure(&[&["--endpoints", &self.endpoints()], arguments].concat())
+    fn write(&self, key: &str) {
+        self.write_at(&self.endpoints(), key);
     }
 
-    fn write(&self, key: &str) {
-        until("a write succeeds", || self.tenure(&["put", key, "written"]).code == Some(0));
+    fn write_at(&self, endpoints: &str, key: &str) {
+        let put = || tenure(&["--endpoints", endpoints, "put", key, "written"]);
+        until("a write succeeds", || put().code == Some(0));
     }
 
     fn has(&self, index: usize, key: &str) -> bool {
@@ -125,9 +126,8 @@ fn writes_go_on_while_members_are_killed_and_paused_and_data_is_kept() {
     dev.until("it is paused", |rows| rows[paused].role == "paused");
     let is_stopped = || std::fs::read_to_string(format!("/proc/{id}/status")).unwrap().contains("T (stopped)");
     until("the system says so, too", is_stopped);
-    // Not by way of the one that is asleep: it takes connections, and says nothing.
-    let awake = dev.address((paused + 1) % 3);
-    until("a write succeeds", || tenure(&["--endpoints", &awake, "put", "with one asleep", "written"]).code == Some(0));
+    // Not at the one that is asleep: a client does not repeat a put elsewhere whose outcome it does not know.
+    dev.write_at(&dev.address((paused + 1) % 3), "with one asleep");
     dev.running.tell(&format!("p{}", paused + 1));
     dev.until("it goes on", |rows| rows[paused].role == "follower");
     until("it has caught up", || dev.has(paused, "with one asleep"));
@@ -180,6 +180,33 @@ fn a_member_that_ends_by_itself_is_told_and_can_be_started() {
     let said = dev.running.stderr();
     for expected in ["n3  ended: signal 9", "n3 is down: 3 starts it", "no member 9", "'x'", "Keys:"] {
         assert!(said.contains(expected), "{expected} is not in: {said}");
+    }
+}
+
+#[test]
+fn keys_work_at_once_on_a_terminal_which_is_given_back_as_it_was() {
+    // From util-linux: runs it on a terminal of its own.
+    if Command::new("script").arg("--version").stdout(Stdio::null()).status().is_err() {
+        eprintln!("not tested: there is no script(1) here");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let flags = flags(own_ports(MEMBERS), own_ports(MEMBERS), &directory.path().join("dev")).join(" ");
+    let session = format!("{} {flags}; echo code $?; stty -a", env!("CARGO_BIN_EXE_tenure"));
+    for end in ["q", "\x03"] {
+        let mut command = Command::new("script");
+        command.args(["-qec", &session, "/dev/null"]);
+        let mut terminal = Running::start(command);
+        while !terminal.line().trim().starts_with("keys") {}
+        terminal.press("s");
+        while !terminal.line().starts_with("MEMBER") {}
+        terminal.press(end);
+        while terminal.line().trim() != "code 0" {}
+        let mut modes = terminal.line();
+        while !modes.contains("icanon") {
+            modes = terminal.line();
+        }
+        assert!(!modes.contains("-icanon"), "{modes}");
     }
 }
 

@@ -23,7 +23,7 @@ use crate::settings::Global;
 use keys::{Keyboard, Order};
 use layout::Layout;
 use member::{Heard, Member, News, Role};
-use saying::Saying;
+use saying::{Saying, WARNING};
 
 const EXAMPLE: &str = "\
 Examples:
@@ -169,7 +169,10 @@ impl Cluster {
                 eprintln!("{} is down: {} starts it", self.members[index].place.name, index + 1);
                 Ok(())
             }
-            Order::Status => Ok(self.listing().print(Format::Table)?),
+            Order::Status => {
+                self.ask_all().await?;
+                Ok(self.listing().print(Format::Table)?)
+            }
             Order::Help | Order::Quit => {
                 eprintln!("{KEYS}");
                 Ok(())
@@ -181,6 +184,21 @@ impl Cluster {
         }
     }
 
+    /// How they are just now, not when they were last asked.
+    async fn ask_all(&mut self) -> anyhow::Result<()> {
+        let mut tasks = Vec::new();
+        for (index, member) in self.members.iter().enumerate() {
+            if let Some(client) = member.client() {
+                tasks.push((index, member.life, tokio::spawn(async move { client.status().await.ok() })));
+            }
+        }
+        for (index, life, task) in tasks {
+            let status = task.await.expect("asking for a status does not panic");
+            self.hear(Heard { index, life, what: News::Status(status.map(Box::new)) })?;
+        }
+        Ok(())
+    }
+
     fn hear(&mut self, Heard { index, life, what }: Heard) -> anyhow::Result<()> {
         let member = &mut self.members[index];
         if life != member.life {
@@ -189,6 +207,8 @@ impl Cluster {
         match what {
             News::Line(line) => match Saying::parse(&line) {
                 Saying::LastWord(word) => self.last_words[index] = Some(word),
+                // That they miss each other is no news then.
+                Saying::Logged { label: WARNING, .. } if self.is_ending => {}
                 Saying::Logged { label, text } => {
                     let name = &member.place.name;
                     match color_on_stderr() && !label.is_empty() {

@@ -29,6 +29,11 @@ impl Running {
         writeln!(self.input.as_mut().unwrap(), "{line}").unwrap();
     }
 
+    /// Without the end of a line.
+    pub fn press(&mut self, keys: &str) {
+        self.input.as_mut().unwrap().write_all(keys.as_bytes()).unwrap();
+    }
+
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }

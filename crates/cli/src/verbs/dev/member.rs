@@ -89,6 +89,7 @@ pub struct Member {
 
 struct Process {
     child: Child,
+    client: Client,
     asking: AbortHandle,
 }
 
@@ -144,17 +145,17 @@ impl Member {
             let mut lines = lines.map(|line| News::Line(String::from_utf8_lossy(&line).into_owned()));
             let _ = lines.all(heard) && heard(News::Ended);
         });
-        let answers = tell.clone();
+        let (answers, asked) = (tell.clone(), client.clone());
         let asking = tokio::spawn(async move {
             loop {
-                let what = News::Status(client.status().await.ok().map(Box::new));
+                let what = News::Status(asked.status().await.ok().map(Box::new));
                 if answers.send(Heard { index, life, what }).is_err() {
                     break;
                 }
                 tokio::time::sleep(ASK_EVERY).await;
             }
         });
-        self.process = Some(Process { child, asking: asking.abort_handle() });
+        self.process = Some(Process { child, client, asking: asking.abort_handle() });
         (self.role, self.has_answered) = (Role::Starting, false);
         Ok(())
     }
@@ -167,7 +168,8 @@ impl Member {
                 (self.term, self.revision) = (status.header.term, status.header.revision);
                 self.has_answered = true;
             }
-            (None, Role::Starting) => {}
+            // The answer may have been due before it could give it.
+            (None, Role::Starting | Role::Resumed) => {}
             (None, _) => self.role = Role::Silent,
         }
     }
@@ -178,6 +180,12 @@ impl Member {
 
     pub fn id(&self) -> Option<u32> {
         self.process.as_ref().map(|process| process.child.id())
+    }
+
+    /// Who can be asked how it is just now.
+    pub fn client(&self) -> Option<Client> {
+        let can_answer = self.role != Role::Paused;
+        self.process.as_ref().filter(|_| can_answer).map(|process| process.client.clone())
     }
 
     /// At once, without a chance to say goodbye.

@@ -2,6 +2,8 @@
 
 use serde_json::{Map, Value};
 
+pub const WARNING: &str = "warning: ";
+
 #[derive(Debug, PartialEq, Eq)]
 pub enum Saying {
     Logged {
@@ -30,7 +32,7 @@ impl Saying {
         }
         let label = match level.as_str() {
             "ERROR" => "error: ",
-            "WARN" => "warning: ",
+            "WARN" => WARNING,
             _ => "",
         };
         Saying::Logged { label, text: text.trim_start().to_owned() }
