@@ -14,19 +14,35 @@ use crate::read::Confirmed;
 use crate::{Answered, CallId, Config, Failure, Output, Replica, SessionNotice};
 
 impl Replica {
+    /// Applies what is committed. A change of members, and what follows it, waits until it is durable here that it is
+    /// committed: by then those whom it removes may be gone, and a member that forgot it would need their votes.
     pub(crate) fn apply(&mut self, committed: Vec<Entry>) {
-        let Some(last) = committed.last().map(|entry| entry.index) else { return };
+        let mut last = None;
         for entry in committed {
+            if self.held_until.is_some() && (!self.held.is_empty() || is_change(&entry)) {
+                self.held.push(entry);
+                continue;
+            }
+            last = Some(entry.index);
             self.snapshot.log_bytes_since += entry_bytes(&entry);
             self.apply_entry(entry);
             if self.failed {
                 return;
             }
         }
+        let Some(last) = last else { return };
         self.node.advance_apply_to(last);
         let Config { log_tail_bytes, catch_up_bytes, .. } = self.config;
         let needed = self.needed_by_others();
         self.node.mut_store().trim(last, log_tail_bytes, needed, catch_up_bytes);
+    }
+
+    pub(crate) fn apply_held(&mut self, persisted: u64) {
+        if self.held_until.take_if(|number| *number <= persisted).is_some() {
+            let held = std::mem::take(&mut self.held);
+            self.apply(held);
+            self.do_confirmed();
+        }
     }
 
     /// Up to here all have the log, or will have it by a snapshot, but for those who are not there.
@@ -41,7 +57,7 @@ impl Replica {
     pub(crate) fn apply_entry(&mut self, entry: Entry) {
         let (index, term) = (entry.index, entry.term);
         let proposal = self.take_proposal(index, term);
-        if entry.entry_type() != EntryType::EntryNormal {
+        if is_change(&entry) {
             return self.apply_change(entry, proposal.map(|proposal| proposal.waits));
         }
         if entry.data.is_empty() {
@@ -251,4 +267,8 @@ impl Replica {
             }
         }
     }
+}
+
+pub(crate) fn is_change(entry: &Entry) -> bool {
+    entry.entry_type() != EntryType::EntryNormal
 }

@@ -88,6 +88,10 @@ pub enum Input {
         from: MemberId,
         message: Bytes,
     },
+    /// A peer takes nothing from this member, because it knows that it was removed.
+    RefusedAsRemoved {
+        by: MemberId,
+    },
     /// All up to the Persist output of this number is durable.
     Persisted {
         number: u64,

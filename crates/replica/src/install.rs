@@ -153,6 +153,8 @@ impl Replica {
         let (index, term) = (metadata.index, metadata.term);
         self.installing = Some((number, index));
         let configuration = metadata.get_conf_state().clone();
+        // They are in the snapshot.
+        (self.held, self.held_until) = (Vec::new(), None);
         self.node.mut_store().install(SavedSnapshot { index, term, configuration });
         Some(InstalledSnapshot { index, term })
     }

@@ -8,6 +8,8 @@
 //! what is left to go on with. A leader is not removed while it leads: it gives its place to another
 //! first, who removes it then.
 
+use std::collections::BTreeSet;
+
 use prost011::Message as _;
 use raft::eraftpb::{ConfChange, ConfChangeSingle, ConfChangeType, ConfChangeV2, ConfState, Entry, EntryType};
 use raft::{Changer, ProgressState};
@@ -20,10 +22,8 @@ use crate::{Answered, CallId, Failure, Output, Replica};
 
 /// How a silent member finds out that it was removed, in election timeouts.
 const SILENCE: u64 = 4;
-/// How long one that was removed stays, in election timeouts: others who do not know yet may need its vote.
-const GRACE: u64 = 2;
-/// The same of one that led: perhaps nobody knows.
-const LEADERS_GRACE: u64 = 20;
+/// How long one that was removed stays at the most, in election timeouts.
+const GRACE: u64 = 20;
 
 /// What this member knows of the cluster's membership beyond raft's configuration.
 #[derive(Default)]
@@ -39,10 +39,9 @@ pub(crate) struct Membership {
 }
 
 struct Removal {
-    /// When it is told, at the latest.
-    due_ms: u64,
-    /// It led then, and nobody else may know.
-    led: bool,
+    since_ms: u64,
+    /// Members who know of it. Until most of them do, those who do not may need this member's vote.
+    known_to: BTreeSet<MemberId>,
     is_told: bool,
 }
 
@@ -236,16 +235,20 @@ impl Replica {
             self.node.raft.become_follower(term, raft::INVALID_ID);
             self.note_role();
         }
-        self.note_removal(led);
+        self.note_removal();
     }
 
     /// Whoever has not been told anything yet was not removed, but is to join.
-    pub(crate) fn note_removal(&mut self, led: bool) {
+    pub(crate) fn note_removal(&mut self) {
         if !self.is_member(self.config.member) && self.machine.applied_index() > 0 {
-            let grace = if led { LEADERS_GRACE } else { GRACE };
-            let due_ms = self.running_ms() + grace * self.config.election_max_ms;
-            self.membership.removal.get_or_insert(Removal { due_ms, led, is_told: false });
+            self.begin_removal();
         }
+    }
+
+    fn begin_removal(&mut self) -> &mut Removal {
+        let since_ms = self.running_ms();
+        let begin = || Removal { since_ms, known_to: BTreeSet::new(), is_told: false };
+        self.membership.removal.get_or_insert_with(begin)
     }
 
     /// The call is answered when the change is made, in a joint configuration when that is left.
@@ -257,24 +260,35 @@ impl Replica {
     }
 
     pub(crate) fn tell_removal(&mut self) {
-        let (now_ms, another_leads) = (self.running_ms(), self.other_leader().is_some());
+        let others = self.other_voters();
+        let last_ms = self.running_ms().saturating_sub(GRACE * self.config.election_max_ms);
         let Some(removal) = self.membership.removal.as_mut().filter(|removal| !removal.is_told) else { return };
-        if now_ms >= removal.due_ms || (removal.led && another_leads) {
+        let knowing = others.iter().filter(|voter| removal.known_to.contains(voter)).count();
+        if knowing > others.len() / 2 || others.is_empty() || removal.since_ms <= last_ms {
             removal.is_told = true;
             self.outputs.push(Output::Removed);
         }
     }
 
-    /// The news of its own removal may have missed a member. When it hears from nobody it asks.
+    /// As far as this member knows.
+    fn other_voters(&self) -> BTreeSet<MemberId> {
+        let ConfState { voters, voters_outgoing, .. } = self.node.store().configuration();
+        voters.iter().chain(voters_outgoing).copied().filter(|voter| *voter != self.config.member).collect()
+    }
+
+    /// The news of its own removal may have missed a member. When it hears from nobody it asks; when it knows, it asks
+    /// whether others know.
     pub(crate) fn ask_whether_removed(&mut self) {
         let now_ms = self.running_ms();
-        let silence_ms = SILENCE * self.config.election_max_ms;
+        let is_removed = self.membership.removal.is_some();
+        let silence_ms = if is_removed { self.patience_ms() } else { SILENCE * self.config.election_max_ms };
         let was_heard = |heard_ms: u64| now_ms - heard_ms <= silence_ms;
-        if self.is_leader() || was_heard(self.heard_leader_ms) || was_heard(self.membership.asked_ms) {
+        if was_heard(self.membership.asked_ms) || (!is_removed && (self.is_leader() || was_heard(self.heard_leader_ms)))
+        {
             return;
         }
         self.membership.asked_ms = now_ms;
-        if !self.is_member(self.config.member) && self.membership.removal.is_none() {
+        if !is_removed && !self.is_member(self.config.member) {
             // Not yet one, so that nobody can know.
             return;
         }
@@ -297,17 +311,14 @@ impl Replica {
         if cluster != self.config.cluster {
             return;
         }
-        let is_voter = is_learner(self.node.store().configuration(), from) == Some(false);
-        let was_member = self.is_member(self.config.member);
-        let due_ms = self.running_ms();
-        match &mut self.membership.removal {
-            // A voter knows, and can lead: this member is needed no more.
-            Some(removal) if is_voter && applied >= own => removal.due_ms = removal.due_ms.min(due_ms),
-            removal @ None if was_member && applied > own => {
-                *removal = Some(Removal { due_ms, led: false, is_told: false });
-            }
-            _ => {}
+        let is_news = self.is_member(self.config.member) && applied > own;
+        if is_news || (self.membership.removal.is_some() && applied >= own) {
+            self.begin_removal().known_to.insert(from);
         }
+    }
+
+    pub(crate) fn take_refusal_as_removed(&mut self, by: MemberId) {
+        self.begin_removal().known_to.insert(by);
     }
 }
 

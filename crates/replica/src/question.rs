@@ -82,10 +82,16 @@ impl Replica {
             return;
         }
         let now_ms = self.running_ms();
+        let is_confirmed =
+            self.is_confirmed_by(from, term) && self.node.raft.raft_log.committed <= self.machine.applied_index();
         for (number, question) in questions {
             let asker = Asker::Peer { member: from, boot, number };
-            self.reads.gather(Confirmed::Question { asker, question }, now_ms);
+            match is_confirmed {
+                true => self.answer_question(asker, question),
+                false => self.reads.gather(Confirmed::Question { asker, question }, now_ms),
+            }
         }
+        self.propose_clearing();
     }
 
     /// Leadership was confirmed since it was asked.

@@ -7,7 +7,8 @@
 use std::collections::VecDeque;
 
 use raft::StateRole;
-use tenure_machine::{LockEnd, LockReply, SharedBytes};
+use raft::eraftpb::{Message, MessageType};
+use tenure_machine::{LockEnd, LockReply, MemberId, SharedBytes};
 
 use crate::propose::keys_of;
 use crate::question::{Asker, Question};
@@ -45,6 +46,24 @@ impl Replica {
         let mut bytes = self.config.boot.to_be_bytes().to_vec();
         bytes.extend(context.to_be_bytes());
         self.node.read_index(bytes);
+    }
+
+    /// Whether a voter that asks something in this term confirms by that very question that this member leads: when
+    /// the two of them are a majority. Had the asker elected anybody else before, it would ask in a later term.
+    pub(crate) fn is_confirmed_by(&self, asker: MemberId, term: u64) -> bool {
+        let raft = &self.node.raft;
+        let both = [self.config.member, asker].into_iter().collect();
+        self.is_leader() && term == raft.term && raft.commit_to_current_term() && raft.prs().has_quorum(&both)
+    }
+
+    /// As raft would after a round of heartbeats.
+    pub(crate) fn answer_read_index(&mut self, question: Message) {
+        let mut answer = Message { to: question.from, from: self.config.member, ..Message::default() };
+        answer.set_msg_type(MessageType::MsgReadIndexResp);
+        answer.term = self.node.raft.term;
+        answer.index = self.node.raft.raft_log.committed;
+        answer.entries = question.entries;
+        self.send(&answer);
     }
 
     pub(crate) fn own_context(&self, bytes: &[u8]) -> Option<u64> {

@@ -3,6 +3,7 @@
 use raft::eraftpb::{Entry, Message, MessageType};
 use tenure_machine::MemberId;
 
+use crate::commit::is_change;
 use crate::message;
 use crate::{HardState, LogEntry, Output, Persist, Replica};
 
@@ -33,6 +34,9 @@ impl Replica {
             && message::is_sound(&message, self.node.raft.raft_log.last_index())
             && (message.msg_type() != MessageType::MsgTimeoutNow || self.may_campaign())
         {
+            if message.msg_type() == MessageType::MsgReadIndex && self.is_confirmed_by(from, message.term) {
+                return self.answer_read_index(message);
+            }
             let _ = self.node.step(message);
             self.note_role();
             if self.node.raft.leader_id == from {
@@ -49,22 +53,30 @@ impl Replica {
             self.send(&message);
         }
         let mut messages = Vec::new();
-        for message in ready.take_persisted_messages() {
+        for mut message in ready.take_persisted_messages() {
             match message.msg_type() {
                 // A question promises nothing, and need not wait until something is durable.
-                MessageType::MsgReadIndex => self.send(&message),
+                MessageType::MsgReadIndex => {
+                    message.term = self.node.raft.term;
+                    self.send(&message);
+                }
                 // Of a leader that is none any more.
                 MessageType::MsgSnapshot => {}
                 _ => messages.push((message.to, message::encode_raft(&message))),
             }
         }
-        let hard_state = ready.hs().map(|state| HardState { term: state.term, vote: state.vote, commit: state.commit });
+        let mut hard_state = ready.hs().map(hard_state);
         let entries = ready.take_entries();
-        let sync = ready.must_sync();
+        let mut sync = ready.must_sync();
         let snapshot = self.begin_install(number, ready.snapshot());
         self.node.mut_store().append(&entries);
         let read_states = ready.take_read_states();
         let committed = ready.take_committed_entries();
+        if committed.iter().any(is_change) {
+            hard_state = Some(self::hard_state(&self.node.raft.hard_state()));
+            sync = true;
+            self.held_until = Some(number);
+        }
         let is_leader = self.is_leader();
         self.node.advance_append_async(ready);
         // Rule 5: all that must be durable, or must wait for what is, goes through the log in order.
@@ -99,9 +111,10 @@ impl Replica {
         // Readys behind the last one that went to the log had nothing to persist.
         self.node.on_persist_ready(if all_done { self.last_ready } else { number });
         self.installed(number);
+        self.apply_held(number);
     }
 
-    fn send(&mut self, message: &Message) {
+    pub(crate) fn send(&mut self, message: &Message) {
         let (to, bytes) = (message.to, message::encode_raft(message));
         self.outputs.push(match message.msg_type() {
             MessageType::MsgSnapshot => {
@@ -110,6 +123,10 @@ impl Replica {
             _ => Output::Send { to, message: bytes },
         });
     }
+}
+
+fn hard_state(state: &raft::eraftpb::HardState) -> HardState {
+    HardState { term: state.term, vote: state.vote, commit: state.commit }
 }
 
 pub(crate) fn raft_entry(entry: LogEntry) -> Entry {

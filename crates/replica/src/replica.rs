@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use raft::eraftpb::HardState as RaftHardState;
+use raft::eraftpb::{Entry, HardState as RaftHardState};
 use raft::{RawNode, StateRole};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
@@ -102,6 +102,9 @@ pub struct Replica {
     pub(crate) arrived: Option<Arrived>,
     /// Taken by raft and adopted, but not durable yet: number of its Ready, and its index.
     pub(crate) installing: Option<(u64, u64)>,
+    /// Committed, from a change of members on that is applied when this number is durable.
+    pub(crate) held: Vec<Entry>,
+    pub(crate) held_until: Option<u64>,
     /// As a leader: snapshots that arrived and whose members have not been heard of since.
     pub(crate) delivered: BTreeMap<MemberId, (u64, u64)>,
     /// Revisions with the time at which they were current.
@@ -198,6 +201,8 @@ impl Replica {
             },
             arrived: None,
             installing: None,
+            held: Vec::new(),
+            held_until: None,
             delivered: BTreeMap::new(),
             history_samples: Default::default(),
             granting: BTreeSet::new(),
@@ -209,7 +214,7 @@ impl Replica {
             config,
         };
         replica.note_role();
-        replica.note_removal(false);
+        replica.note_removal();
         Ok(replica)
     }
 
@@ -359,6 +364,7 @@ impl Replica {
                 }
             }
             Input::Message { from, message } => self.take_message(from, &message),
+            Input::RefusedAsRemoved { by } => self.take_refusal_as_removed(by),
             Input::Persisted { number } => self.persisted(number),
             Input::SnapshotSaved { index, bytes } => self.snapshot_saved(index, bytes),
             Input::SnapshotFailed { index } => self.snapshot_failed(index),

@@ -157,6 +157,20 @@ fn three_members_become_one() {
 }
 
 /// A leader that is to be removed gives its place to another first, who removes it.
+/// When it is told that the others are out, it is durable: they may be gone, and it cannot ask them for their votes.
+#[test]
+fn who_is_left_alone_goes_on_after_a_restart() {
+    let (mut cluster, leader, _) = cluster(12);
+    for other in MEMBERS.into_iter().filter(|other| *other != leader) {
+        assert_eq!(changed(&mut cluster, leader, remove(other)), None);
+        cluster.stop(other);
+    }
+    cluster.restart(leader);
+    cluster.run_until("a leader", |cluster| cluster.leader() == Some(leader));
+    check_members(&mut cluster, &[leader], &[]);
+    answers_well(&mut cluster, leader);
+}
+
 #[test]
 fn the_leader_is_removed() {
     for seed in 0..10 {

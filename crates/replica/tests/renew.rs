@@ -18,7 +18,11 @@ fn small_config() -> Config {
 
 /// A cluster with lease 7, its leader and one that follows.
 fn cluster(seed: u64) -> (Cluster, MemberId, MemberId) {
-    let mut cluster = Cluster::new(seed, small_config());
+    cluster_with(seed, &[])
+}
+
+fn cluster_with(seed: u64, learners: &[MemberId]) -> (Cluster, MemberId, MemberId) {
+    let mut cluster = Cluster::of(seed, small_config(), &MEMBERS, learners);
     let leader = cluster.wait_for_leader();
     let follower = MEMBERS.into_iter().find(|member| *member != leader).expect("one of two");
     cluster.grant(follower, 7);
@@ -88,11 +92,13 @@ fn a_renewal_is_asked_for_again_when_it_is_lost() {
 /// Scenario 2: a leader that is cut off from the others must promise nothing, to whomever it can still talk.
 #[test]
 fn a_deposed_leader_promises_nothing() {
-    let (mut cluster, old, follower) = cluster(4);
-    for other in MEMBERS.into_iter().filter(|other| *other != old) {
+    const LEARNER: MemberId = 4;
+    let (mut cluster, old, _) = cluster_with(4, &[LEARNER]);
+    for other in MEMBERS.into_iter().chain([LEARNER]).filter(|other| *other != old) {
         cluster.cut_raft.extend([(old, other), (other, old)]);
     }
-    let call = cluster.keep_alive(follower, 7);
+    // A voter's question would be a vote for it, and true; a learner's is none.
+    let call = cluster.keep_alive(LEARNER, 7);
     cluster.run_until("a new leader", |cluster| {
         assert!(!cluster.outcomes.contains_key(&call) || cluster.leader() != Some(old));
         cluster.leader().is_some_and(|leader| leader != old)
@@ -100,6 +106,23 @@ fn a_deposed_leader_promises_nothing() {
     assert_eq!(cluster.counts.kept_alive, 0);
     cluster.run_until("the answer", |cluster| cluster.outcomes.contains_key(&call));
     assert_eq!((&cluster.outcomes[&call], cluster.counts.kept_alive), (&None, 1), "by the new leader");
+}
+
+/// Of three, a leader and one that asks it in its term are a majority: nobody else leads. Whoever leads next gives
+/// the lease all of its time, which the harness checks.
+#[test]
+fn a_voters_question_confirms_the_leader() {
+    let (mut cluster, old, follower) = cluster(7);
+    for other in MEMBERS.into_iter().filter(|other| *other != old) {
+        cluster.cut_raft.extend([(old, other), (other, old)]);
+    }
+    let call = cluster.keep_alive(follower, 7);
+    cluster.run(20);
+    assert_eq!((cluster.outcomes.get(&call), cluster.leader()), (Some(&None), Some(old)));
+    cluster.run_until("a new leader", |cluster| cluster.leader().is_some_and(|leader| leader != old));
+    let late = cluster.keep_alive(old, 7);
+    cluster.run(400);
+    assert_ne!(cluster.outcomes.get(&late), Some(&None), "it confirms nothing by itself");
 }
 
 #[test]

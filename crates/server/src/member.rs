@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 
 use crate::calls::{Mailbox, OpenCall, OpenSession};
 use crate::driver::Ending;
-use crate::peer::{Host, StopReason};
+use crate::peer::Host;
 
 /// Inputs that wait for the replica; beyond this, requests that can be refused are.
 const QUEUE_LIMIT: usize = 100_000;
@@ -223,11 +223,8 @@ impl Host for Member {
         Ok(Member::change_members(self, change).await?.value)
     }
 
-    fn stop(&self, reason: StopReason) {
-        self.mailbox.end(match reason {
-            StopReason::Removed => Ending::Removed,
-            StopReason::Stranger(text) => Ending::Stranger(text),
-        });
+    fn stop_as_stranger(&self, text: String) {
+        self.mailbox.end(Ending::Stranger(text));
     }
 }
 

@@ -444,15 +444,19 @@ impl Cluster {
         let host = self.host(member);
         // The disk takes all that was waiting when it is done with what was before.
         host.disk_done_ms = None;
-        let count = host.disk.unwritten.len();
-        let Some(number) = host.disk.unwritten.get(count.saturating_sub(1)).map(|persist| persist.number) else {
-            return;
-        };
-        let messages = host.disk.write_upto(number);
-        host.durable_last = host.disk.last_index();
-        host.inputs.push(Input::Persisted { number });
+        let numbers: Vec<u64> = host.disk.unwritten.iter().map(|persist| persist.number).collect();
+        let Some(last) = numbers.last().copied() else { return };
+        let mut messages = Vec::new();
+        for number in numbers {
+            // What a later part of the batch overwrites was on the disk when it was acknowledged.
+            let host = self.host(member);
+            let written = host.disk.write_upto(number);
+            host.durable_last = host.disk.last_index();
+            written.iter().for_each(|(_, message)| self.check_durable(member, message));
+            messages.extend(written);
+        }
+        self.host(member).inputs.push(Input::Persisted { number: last });
         for (to, message) in messages {
-            self.check_durable(member, &message);
             self.send(member, to, message);
         }
     }
@@ -584,7 +588,9 @@ impl Cluster {
     fn check_durable(&self, member: MemberId, message: &Bytes) {
         let Some(message) = raft_message(message) else { return };
         let host = &self.hosts[&member];
-        if message.msg_type() == MessageType::MsgAppendResponse && !message.reject {
+        // What was overwritten in a later term before it was written could not be committed any more.
+        let is_of_term = message.term >= host.disk.hard_state.term;
+        if message.msg_type() == MessageType::MsgAppendResponse && !message.reject && is_of_term {
             assert!(
                 message.index <= host.durable_last,
                 "seed {}: {member} acknowledged {} with {} on disk",

@@ -4,10 +4,11 @@ use bytes::Bytes;
 use tenure_api::tenure::peer::v1::refusal::Reason;
 use tenure_api::tenure::peer::v1::{Hello, Refusal, Welcome};
 use tenure_machine::MemberId;
+use tenure_replica::Input;
 use tenure_storage::{Fault, Identity, Meeting, OsDisk, Peers};
 
+use super::Host;
 use super::outbox::Outbox;
-use super::{Host, StopReason};
 
 /// What a member needs to introduce itself and to know others again.
 #[derive(Clone)]
@@ -95,13 +96,13 @@ impl<H: Host> Greeter<H> {
     }
 
     /// What a refusal means for this member. Some end it.
-    pub(crate) fn refused(&self, refusal: Refusal) -> Unwelcome {
+    pub(crate) fn refused(&self, by: MemberId, refusal: Refusal) -> Unwelcome {
         let reason = refusal.reason();
         match reason {
-            Reason::Removed => self.host.stop(StopReason::Removed),
+            Reason::Removed => self.host.deliver(Input::RefusedAsRemoved { by }),
             // Somebody has seen this member alive in another directory: what it voted for there is lost, and
             // those who have not met it yet must not count its votes either.
-            Reason::OtherDirectory => self.host.stop(StopReason::Stranger(refusal.text.clone())),
+            Reason::OtherDirectory => self.host.stop_as_stranger(refusal.text.clone()),
             _ => {}
         }
         Unwelcome::Refused { reason, text: refusal.text }

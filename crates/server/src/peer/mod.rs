@@ -56,16 +56,8 @@ pub(crate) trait Host: Clone + Send + Sync + 'static {
 
     fn change_members(&self, change: MemberChange) -> impl Future<Output = Result<Vec<Member>, Failure>> + Send;
 
-    /// Ends the member: it has learned that it must not go on.
-    fn stop(&self, reason: StopReason);
-}
-
-/// Why a peer's word ends this member.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum StopReason {
-    Removed,
-    /// It is known with another data directory; in the words of who knows it.
-    Stranger(String),
+    /// Ends the member: others know it with another data directory; in the words of who knows.
+    fn stop_as_stranger(&self, text: String);
 }
 
 /// Connects to a member's peer port, at `http://host:port`.

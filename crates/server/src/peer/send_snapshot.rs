@@ -101,7 +101,7 @@ impl<H: Host> SnapshotSender<H> {
                 pour(source, resume.offset, sending).await
             }
             Some(Answer::Received(_)) => Ok(()),
-            Some(Answer::Refusal(refusal)) => Err(self.greeter.refused(refusal).into()),
+            Some(Answer::Refusal(refusal)) => Err(self.greeter.refused(self.order.to, refusal).into()),
             None => Err(Unwelcome::Malformed.into()),
         }
     }

@@ -97,7 +97,7 @@ impl<H: Host> MessageStream<H> {
         };
         match answer.and_then(|answer| answer.answer) {
             Some(Answer::Welcome(welcome)) => self.greeter.accept(self.to, &welcome).await?,
-            Some(Answer::Refusal(refusal)) => return Err(self.greeter.refused(refusal).into()),
+            Some(Answer::Refusal(refusal)) => return Err(self.greeter.refused(self.to, refusal).into()),
             None => return Err(Unwelcome::Malformed.into()),
         }
         Ok((requests, answers))
@@ -121,7 +121,7 @@ impl<H: Host> MessageStream<H> {
         tokio::select! {
             ended = pour => ended,
             answer = answers.message() => match answer {
-                Ok(Some(MessagesResponse { answer: Some(Answer::Refusal(refusal)) })) => self.greeter.refused(refusal).into(),
+                Ok(Some(MessagesResponse { answer: Some(Answer::Refusal(refusal)) })) => self.greeter.refused(self.to, refusal).into(),
                 Ok(_) => Ended::Lost("the peer has closed it".to_owned()),
                 Err(status) => Ended::Lost(said(&status)),
             },

@@ -3,10 +3,10 @@ use tenure_api::tenure::peer::v1::messages_response::Answer;
 use tenure_api::tenure::peer::v1::peer_client::PeerClient;
 use tenure_api::tenure::peer::v1::refusal::Reason;
 use tenure_api::tenure::peer::v1::{Hello, MessagesRequest};
+use tenure_replica::Input;
 use tokio_stream::StreamExt;
 
 use super::side::{Setup, Side, Wire, acquaint, send_until_heard};
-use crate::peer::StopReason;
 use crate::peer::greeting::directory_bytes;
 
 /// What a member answers to a greeting.
@@ -118,7 +118,7 @@ async fn a_member_that_comes_back_with_another_directory_is_refused_and_stops() 
     let wiped = Side::with(1, Setup { directory_id: 0xbad, ..Setup::default() }).await;
     acquaint(&wiped, &two);
     wiped.send(2, "my vote");
-    let StopReason::Stranger(text) = wiped.stopped().await else { panic!("another reason") };
+    let text = wiped.stopped().await;
     assert!(text.contains("member 1 (n1) came back with another data directory"), "{text}");
     assert!(text.contains("remove it from the cluster"), "{text}");
     assert!(two.heard_nothing());
@@ -135,24 +135,25 @@ async fn nothing_is_sent_to_a_stranger_either() {
     // It does not call by itself, and would take what it gets.
     wiped.outbox.set_members(vec![super::side::listed(1, one.address)]);
     one.outbox.set_members(vec![one.listed(), wiped.listed()]);
-    assert!(matches!(wiped.stopped().await, StopReason::Stranger(_)));
+    wiped.stopped().await;
     one.send(2, "a secret");
     assert!(wiped.heard_nothing());
 }
 
 #[tokio::test]
 async fn who_was_removed_is_told_and_who_is_not_known_yet_comes_again() {
-    let (one, mut two) = (Side::new(1).await, Side::new(2).await);
+    let (mut one, mut two) = (Side::new(1).await, Side::new(2).await);
     one.outbox.set_members(vec![one.listed(), two.listed()]);
     two.outbox.set_members(vec![two.listed()]);
     // What the second has applied may well end before the first was added.
     one.set_applied(100);
     two.set_applied(99);
+    let directory_id = directory_bytes(one.identity.directory_id);
     let hello = |applied_index| Hello {
         cluster_id: super::side::CLUSTER,
         from: 1,
         to: 2,
-        directory_id: directory_bytes(one.identity.directory_id),
+        directory_id: directory_id.clone(),
         applied_index,
     };
     assert_eq!(refusal(greet(&two, hello(100)).await).0, Reason::NotAMember);
@@ -163,7 +164,7 @@ async fn who_was_removed_is_told_and_who_is_not_known_yet_comes_again() {
     // Its stream is open when it is removed; the next greeting tells.
     two.set_applied(100);
     two.outbox.set_members(vec![two.listed()]);
-    assert_eq!(one.stopped().await, StopReason::Removed);
+    assert!(matches!(one.next().await, Input::RefusedAsRemoved { by: 2 }));
     assert_eq!(refusal(greet(&two, hello(100)).await).0, Reason::Removed);
 }
 

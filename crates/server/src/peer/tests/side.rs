@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::peer::outbox::Outbox;
-use crate::peer::{Host, PeerPort, PeerPortSettings, StopReason};
+use crate::peer::{Host, PeerPort, PeerPortSettings};
 
 /// Nothing here takes so long unless it hangs.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -32,7 +32,7 @@ pub struct Notebook(Arc<Pages>);
 pub struct Pages {
     pub status: Mutex<Status>,
     inputs: mpsc::UnboundedSender<Input>,
-    pub stopped: watch::Sender<Option<StopReason>>,
+    pub stopped: watch::Sender<Option<String>>,
     pub members: Mutex<Vec<Member>>,
     pub changes: Mutex<Vec<MemberChange>>,
 }
@@ -61,8 +61,8 @@ impl Host for Notebook {
         Ok(members.clone())
     }
 
-    fn stop(&self, reason: StopReason) {
-        self.0.stopped.send_replace(Some(reason));
+    fn stop_as_stranger(&self, text: String) {
+        self.0.stopped.send_replace(Some(text));
     }
 }
 
@@ -211,7 +211,8 @@ impl Side {
         self.inputs.try_recv().is_err()
     }
 
-    pub async fn stopped(&self) -> StopReason {
+    /// As a stranger, in these words.
+    pub async fn stopped(&self) -> String {
         let mut stopped = self.pages.stopped.subscribe();
         let reason = tokio::time::timeout(PATIENCE, stopped.wait_for(Option::is_some)).await.expect("it stops");
         reason.unwrap().clone().unwrap()
