@@ -195,6 +195,7 @@ impl Locks {
     ) -> Option<(LockChange, bool)> {
         let (name, queue, entry) = self.entry(key, create_revision)?;
         let (name, entry, is_empty) = (name.clone(), entry.clone(), queue.len() == 1);
+        let frees = entry.granted_wall_ms.is_some() && queue.granted == 1;
         if is_empty {
             self.queues.remove(&name);
         } else {
@@ -216,9 +217,7 @@ impl Locks {
                 cause,
             });
         }
-        let held = entry.granted_wall_ms.is_some();
-        let LockEntry { token, lease, .. } = *entry;
-        Some((LockChange::Ended { key: entry.key.clone(), token, lease, held, cause }, is_empty))
+        Some((LockChange::Ended { entry, cause, frees }, is_empty))
     }
 
     /// Grants all that can be granted in the queue `name` now.
@@ -228,8 +227,7 @@ impl Locks {
         let mut due = queue.due();
         while due > 0 {
             for entry in (0..due).map_while(|_| queue.grant_next(wall_ms)) {
-                let LockEntry { token, lease, slot, .. } = *entry;
-                changes.push(LockChange::Granted { key: entry.key.clone(), token, lease, slot });
+                changes.push(LockChange::Granted(entry));
             }
             due = queue.due();
         }

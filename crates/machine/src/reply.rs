@@ -161,16 +161,20 @@ pub type LockChanges = SmallVec<[LockChange; 1]>;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LockChange {
     /// The entry became a holder: at once when it was created, or because those before it ended.
-    Granted { key: SharedBytes, token: Revision, lease: LeaseId, slot: u32 },
-    /// The entry is gone, holder or waiter.
-    Ended { key: SharedBytes, token: Revision, lease: LeaseId, held: bool, cause: LockEnd },
+    Granted(Arc<LockEntry>),
+    /// The entry is gone, holder or waiter, and if it `frees` the lock, nobody held it then.
+    Ended { entry: Arc<LockEntry>, cause: LockEnd, frees: bool },
 }
 
 impl LockChange {
     /// Of the lock.
     pub fn name(&self) -> &[u8] {
+        name_of(&self.entry().key)
+    }
+
+    pub fn entry(&self) -> &Arc<LockEntry> {
         match self {
-            LockChange::Granted { key, .. } | LockChange::Ended { key, .. } => name_of(key),
+            LockChange::Granted(entry) | LockChange::Ended { entry, .. } => entry,
         }
     }
 }

@@ -535,12 +535,13 @@ fn commit_text(commit: &Commit) -> String {
 
 fn lock_change_text(change: &LockChange) -> String {
     let name = show(change.name());
+    let LockEntry { key, token, lease, granted_wall_ms, .. } = &**change.entry();
     match change {
-        LockChange::Granted { key, token, lease, slot: _ } => {
+        LockChange::Granted(_) => {
             format!("GRANTED {name} to {} token {token} lease {lease}", show(key))
         }
-        LockChange::Ended { key, token, lease, held, cause } => {
-            let was = if *held { "holder" } else { "waiter" };
+        LockChange::Ended { cause, .. } => {
+            let was = if granted_wall_ms.is_some() { "holder" } else { "waiter" };
             format!("ENDED {name} {was} {} token {token} lease {lease}: {cause:?}", show(key))
         }
     }

@@ -84,7 +84,7 @@ impl Replica {
             self.tell_members();
         }
         let term = self.node.raft.term;
-        self.lock_hub.feed(&applied.lock_changes, self.machine.state(), term, &mut self.outputs);
+        self.lock_hub.feed(&applied.lock_changes, applied.revision, term, &mut self.outputs);
         // Who gives something back by itself knows.
         let is_given_back = matches!(envelope.command, Command::Unlock(_) | Command::Leave(_));
         if !is_given_back {
@@ -228,16 +228,16 @@ impl Replica {
 
     pub(crate) fn tell_lock(&mut self, change: LockChange) {
         match change {
-            LockChange::Granted { key, .. } => {
-                for QueuedCall { call, reply, joiner, .. } in self.queued.take_granted(&key) {
+            LockChange::Granted(entry) => {
+                for QueuedCall { call, reply, joiner, .. } in self.queued.take_granted(&entry.key) {
                     // Of several names the first one's slot counts, which may have been granted earlier.
                     let slot = self.machine.state().lock_entry(&reply.key).map_or(0, |(_, entry)| entry.slot);
                     let reply = LockReply { granted: true, slot, ahead: 0, ..reply };
                     self.reads.gather(Confirmed::Grant { call, reply, joiner }, self.running_ms());
                 }
             }
-            LockChange::Ended { key, cause, .. } => {
-                for queued in self.queued.take_ended(&key) {
+            LockChange::Ended { entry, cause, .. } => {
+                for queued in self.queued.take_ended(&entry.key) {
                     self.leave(&queued.reply, queued.joiner);
                     self.fail(queued.call, Failure::EntryEnded(cause));
                 }
@@ -247,11 +247,12 @@ impl Replica {
 
     fn tell_sessions_of_losses(&mut self, changes: &[LockChange]) {
         for change in changes {
-            if let LockChange::Ended { token, lease, held: true, cause, .. } = change
-                && let Some(stream) = self.sessions.get(lease)
+            if let LockChange::Ended { entry, cause, .. } = change
+                && entry.granted_wall_ms.is_some()
+                && let Some(stream) = self.sessions.get(&entry.lease)
             {
                 let name = Bytes::copy_from_slice(change.name());
-                let notice = SessionNotice::Lost { name, token: *token, cause: *cause };
+                let notice = SessionNotice::Lost { name, token: entry.token, cause: *cause };
                 self.outputs.push(Output::Session { stream: *stream, notice });
             }
         }

@@ -1,19 +1,23 @@
-//! Who wants to know of which locks, from now on.
+//! Who wants to know of which locks.
 //!
-//! A lock's history is not kept: what is told are the grants and ends of the commands that this
-//! member applies while somebody watches. Whoever comes later, or could not keep up, reads the lock
-//! as it is and watches on from there.
+//! What is told are the grants and ends of the commands that this member applies. The last of them are
+//! kept, for those who come back after a break and say which revision they have seen. Whoever comes later
+//! than that, or could not keep up, reads the lock as it is and watches on from there.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use tenure_machine::{LockChange, LockEntry, RecentHolder, Revision, View};
+use tenure_machine::{LockChange, LockEntry, Revision};
 
 use crate::{Output, StreamId, WatchId};
 
 /// Events that a stream may have undelivered before its watches are given up.
 const UNDELIVERED: usize = 10_000;
+/// Changes of locks that are kept for watches that begin in the past: less than a stream may have undelivered.
+const KEPT: usize = 8192;
+/// Events in one notice.
+const EVENTS_AT_ONCE: usize = 512;
 
 #[derive(Debug)]
 pub enum LockWatchRequest {
@@ -22,6 +26,8 @@ pub enum LockWatchRequest {
         watch: WatchId,
         name: Bytes,
         prefix: bool,
+        /// The first revision to tell of; 0 = the next.
+        start: Revision,
     },
     Cancel {
         watch: WatchId,
@@ -35,7 +41,7 @@ pub enum LockWatchRequest {
 
 #[derive(Debug, Clone)]
 pub enum LockNotice {
-    /// Every change after `revision` will be told.
+    /// Every change after `revision` will be told, and before it those from the asked one on.
     Created {
         watch: WatchId,
         revision: Revision,
@@ -44,6 +50,13 @@ pub enum LockNotice {
     Events {
         watch: WatchId,
         events: Vec<LockEvent>,
+        revision: Revision,
+        term: u64,
+    },
+    /// What it asked for is known from `oldest` on: there is no watch.
+    Forgotten {
+        watch: WatchId,
+        oldest: Revision,
         revision: Revision,
         term: u64,
     },
@@ -63,11 +76,13 @@ pub struct LockEvent {
     /// None = it is free.
     pub holder: Option<Arc<LockEntry>>,
     /// Whose time ended with the same command.
-    pub ended: Option<Arc<RecentHolder>>,
+    pub ended: Option<Arc<LockEntry>>,
 }
 
-#[derive(Default)]
 pub(crate) struct LockHub {
+    /// Oldest first; all after the revision `forgotten`.
+    kept: VecDeque<(Revision, LockChange)>,
+    forgotten: Revision,
     streams: BTreeMap<StreamId, LockStream>,
     by_name: BTreeMap<Bytes, BTreeSet<(StreamId, WatchId)>>,
     by_prefix: BTreeMap<(StreamId, WatchId), Bytes>,
@@ -75,11 +90,24 @@ pub(crate) struct LockHub {
 
 #[derive(Default)]
 struct LockStream {
-    watches: BTreeMap<WatchId, Bytes>,
+    watches: BTreeMap<WatchId, Watched>,
     undelivered: usize,
 }
 
+struct Watched {
+    name: Bytes,
+    start: Revision,
+}
+
 impl LockHub {
+    /// Of a member that has not seen what came before this revision.
+    pub(crate) fn new(revision: Revision) -> LockHub {
+        let (streams, by_name, by_prefix) = Default::default();
+        // Nothing happens at the first one.
+        let forgotten = if revision == 1 { 0 } else { revision };
+        LockHub { kept: VecDeque::new(), forgotten, streams, by_name, by_prefix }
+    }
+
     pub(crate) fn take(
         &mut self,
         stream: StreamId,
@@ -88,16 +116,27 @@ impl LockHub {
         outputs: &mut Vec<Output>,
     ) {
         match request {
-            LockWatchRequest::Create { watch, name, prefix } => {
+            LockWatchRequest::Create { watch, start, .. } if start != 0 && start <= self.forgotten => {
+                let notice = LockNotice::Forgotten { watch, oldest: self.forgotten + 1, revision, term };
+                outputs.push(Output::LockNotice { stream, notice });
+            }
+            LockWatchRequest::Create { watch, name, prefix, start } => {
                 self.remove(stream, watch);
-                self.streams.entry(stream).or_default().watches.insert(watch, name.clone());
+                let notice = LockNotice::Created { watch, revision, term };
+                outputs.push(Output::LockNotice { stream, notice });
+                let past = self.past(&name, prefix, start);
+                let found = self.streams.entry(stream).or_default();
+                found.undelivered += past.len();
+                found.watches.insert(watch, Watched { name: name.clone(), start });
+                for events in past.chunks(EVENTS_AT_ONCE) {
+                    let notice = LockNotice::Events { watch, events: events.to_vec(), revision, term };
+                    outputs.push(Output::LockNotice { stream, notice });
+                }
                 if prefix {
                     self.by_prefix.insert((stream, watch), name);
                 } else {
                     self.by_name.entry(name).or_default().insert((stream, watch));
                 }
-                let notice = LockNotice::Created { watch, revision, term };
-                outputs.push(Output::LockNotice { stream, notice });
             }
             LockWatchRequest::Cancel { watch } => self.remove(stream, watch),
             LockWatchRequest::Drained { events } => {
@@ -118,6 +157,8 @@ impl LockHub {
 
     /// The state has jumped, and what happened meanwhile cannot be told: whoever watches has to look anew.
     pub(crate) fn jump(&mut self, revision: Revision, term: u64, outputs: &mut Vec<Output>) {
+        self.kept.clear();
+        self.forgotten = revision;
         self.by_name.clear();
         self.by_prefix.clear();
         for (stream, found) in &mut self.streams {
@@ -129,7 +170,8 @@ impl LockHub {
     }
 
     fn remove(&mut self, stream: StreamId, watch: WatchId) {
-        let Some(name) = self.streams.get_mut(&stream).and_then(|found| found.watches.remove(&watch)) else { return };
+        let watched = self.streams.get_mut(&stream).and_then(|found| found.watches.remove(&watch));
+        let Some(Watched { name, .. }) = watched else { return };
         self.by_prefix.remove(&(stream, watch));
         if let Some(watchers) = self.by_name.get_mut(&name) {
             watchers.remove(&(stream, watch));
@@ -139,18 +181,46 @@ impl LockHub {
         }
     }
 
-    /// Tells what one command did to locks; `view` is the state after it.
-    pub(crate) fn feed(&mut self, changes: &[LockChange], view: &View, term: u64, outputs: &mut Vec<Output>) {
-        if self.streams.is_empty() || changes.is_empty() {
+    /// What happened from the revision `start` on, if it is not to come.
+    fn past(&self, name: &[u8], prefix: bool, start: Revision) -> Vec<LockEvent> {
+        if start == 0 {
+            return Vec::new();
+        }
+        let first = self.kept.partition_point(|(revision, _)| *revision < start);
+        let is_meant = |change: &LockChange| match prefix {
+            true => change.name().starts_with(name),
+            false => change.name() == name,
+        };
+        let meant: Vec<_> = self.kept.range(first..).filter(|(_, change)| is_meant(change)).collect();
+        let commands = meant.chunk_by(|a, b| a.0 == b.0);
+        commands.flat_map(|command| events(command[0].0, command.iter().map(|(_, change)| change))).collect()
+    }
+
+    /// Tells what one command did to locks.
+    pub(crate) fn feed(&mut self, changes: &[LockChange], revision: Revision, term: u64, outputs: &mut Vec<Output>) {
+        if changes.is_empty() {
             return;
         }
-        let revision = view.revision();
-        for event in events(changes, view) {
+        for change in changes.iter().filter(|change| change.entry().granted_wall_ms.is_some()) {
+            self.kept.push_back((revision, change.clone()));
+        }
+        while self.kept.len() > KEPT
+            && let Some((forgotten, _)) = self.kept.pop_front()
+        {
+            self.forgotten = forgotten;
+        }
+        if self.streams.is_empty() {
+            return;
+        }
+        for event in events(revision, changes) {
             let exact = self.by_name.get(&event.name).into_iter().flatten().copied();
             let prefixed = self.by_prefix.iter().filter(|(_, prefix)| event.name.starts_with(prefix));
             let watchers: BTreeSet<_> = exact.chain(prefixed.map(|(watcher, _)| *watcher)).collect();
             for (stream, watch) in watchers {
                 let Some(found) = self.streams.get_mut(&stream) else { continue };
+                if found.watches.get(&watch).is_some_and(|watched| watched.start > revision) {
+                    continue;
+                }
                 found.undelivered += 1;
                 let notice = if found.undelivered > UNDELIVERED {
                     self.remove(stream, watch);
@@ -164,27 +234,29 @@ impl LockHub {
     }
 }
 
-/// Grants, and ends that leave a lock free, in the order in which they happened.
-fn events(changes: &[LockChange], view: &View) -> Vec<LockEvent> {
-    let revision = view.revision();
-    let ended = |token: Revision| view.recent_holders().rev().find(|holder| holder.token == token).cloned();
-    let mut last_ended: BTreeMap<&[u8], Option<Arc<RecentHolder>>> = BTreeMap::new();
+/// Of one command: grants, and ends that leave a lock free, in the order in which they happened.
+fn events<'a>(
+    revision: Revision,
+    changes: impl IntoIterator<Item = &'a LockChange, IntoIter: Clone>,
+) -> Vec<LockEvent> {
+    let changes = changes.into_iter();
+    let is_granted_anew =
+        |name: &[u8]| changes.clone().any(|change| matches!(change, LockChange::Granted(_)) && change.name() == name);
+    let mut last_ended: BTreeMap<&[u8], &Arc<LockEntry>> = BTreeMap::new();
     let mut events = Vec::new();
-    for change in changes {
+    for change in changes.clone() {
         let name = change.name();
         let event = |holder, ended| LockEvent { name: Bytes::copy_from_slice(name), revision, holder, ended };
         match change {
-            LockChange::Ended { token, held: true, .. } => {
-                let ended = ended(*token);
-                if view.lock_counts(name).1 == 0 {
-                    events.push(event(None, ended.clone()));
+            LockChange::Ended { entry, frees, .. } if entry.granted_wall_ms.is_some() => {
+                if *frees && !is_granted_anew(name) {
+                    events.push(event(None, Some(entry.clone())));
                 }
-                last_ended.insert(name, ended);
+                last_ended.insert(name, entry);
             }
             LockChange::Ended { .. } => {}
-            LockChange::Granted { key, .. } => {
-                let holder = view.lock_entry(key).map(|(_, entry)| entry.clone());
-                events.push(event(holder, last_ended.get(name).cloned().flatten()));
+            LockChange::Granted(entry) => {
+                events.push(event(Some(entry.clone()), last_ended.get(name).copied().cloned()));
             }
         }
     }

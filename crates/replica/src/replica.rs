@@ -159,6 +159,7 @@ impl Replica {
         let mut replica = Replica {
             random: ChaCha8Rng::seed_from_u64(config.seed),
             hub: Hub::new(config.watch_buffer_bytes),
+            lock_hub: LockHub::new(boot.machine.state().revision()),
             node,
             machine: boot.machine,
             now,
@@ -184,7 +185,6 @@ impl Replica {
             queued: Queued::default(),
             deadlines: Deadlines::default(),
             checkpoints: Checkpoints::default(),
-            lock_hub: LockHub::default(),
             sessions: BTreeMap::new(),
             persist_asked: 0,
             persist_done: 0,

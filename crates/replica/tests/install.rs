@@ -272,7 +272,7 @@ fn lock_watches_and_sessions_are_told() {
     cluster.run(50);
     cluster.lock(follower, 7);
     cluster.run(50);
-    let request = LockWatchRequest::Create { watch: 3, name: Bytes::from_static(b"job"), prefix: false };
+    let request = LockWatchRequest::Create { watch: 3, name: Bytes::from_static(b"job"), prefix: false, start: 0 };
     cluster.host(follower).inputs.push(Input::LockWatch { stream: 1, request });
     cluster.host(follower).inputs.push(Input::SessionOpened { stream: 2, lease: 7 });
     cluster.run(10);

@@ -284,8 +284,9 @@ impl Runner {
             }
             "watch_lock" | "watch_locks" => {
                 let (stream, watch) = (args.number()?, args.number()?);
+                let start = args.take_key("from").map_or(Ok(0), str::parse)?;
                 let request =
-                    LockWatchRequest::Create { watch, name: args.text()?.into(), prefix: name == "watch_locks" };
+                    LockWatchRequest::Create { watch, name: args.text()?.into(), prefix: name == "watch_locks", start };
                 Input::LockWatch { stream, request }
             }
             "unwatch_lock" => {
@@ -461,6 +462,7 @@ fn commit_text(commit: &Commit) -> String {
 fn lock_notice_text(notice: LockNotice) -> String {
     match notice {
         LockNotice::Created { watch, revision, .. } => format!("watch {watch} created, revision {revision}"),
+        LockNotice::Forgotten { watch, oldest, .. } => format!("watch {watch} refused, known from {oldest} on"),
         LockNotice::FellBehind { watch, .. } => format!("watch {watch} fell behind"),
         LockNotice::Events { watch, events, .. } => {
             let events = events.iter().map(|event| {
@@ -468,7 +470,7 @@ fn lock_notice_text(notice: LockNotice) -> String {
                     .holder
                     .as_ref()
                     .map_or("free".to_owned(), |entry| format!("held by {} token {}", show(&entry.key), entry.token));
-                let ended = event.ended.as_ref().map(|ended| format!(" after token {} {:?}", ended.token, ended.cause));
+                let ended = event.ended.as_ref().map(|ended| format!(" after token {}", ended.token));
                 format!("{} {holder}{}", show(&event.name), ended.unwrap_or_default())
             });
             format!("watch {watch} told [{}]", events.collect::<Vec<_>>().join(", "))

@@ -122,11 +122,11 @@ impl View {
     /// Adds what became of the places when the command's queues were settled.
     pub(crate) fn fill_lock_reply(&self, reply: &mut LockReply, changes: &[LockChange]) {
         // Granted at once, as most are: what was just done need not be looked up again.
-        if let [LockChange::Granted { key, token, slot, .. }] = changes
-            && (key, *token) == (&reply.key, reply.token)
+        if let [LockChange::Granted(entry)] = changes
+            && (&entry.key, entry.token) == (&reply.key, reply.token)
             && reply.more_keys.is_empty()
         {
-            (reply.granted, reply.slot) = (true, *slot);
+            (reply.granted, reply.slot) = (true, entry.slot);
             return;
         }
         reply.granted = true;

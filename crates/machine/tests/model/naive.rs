@@ -36,6 +36,26 @@ pub struct Entry {
     pub slot: u32,
 }
 
+impl Entry {
+    /// As a change of the lock shows it, without times and metadata, which this model does not have.
+    fn told(&self, is_granted: bool) -> Arc<LockEntry> {
+        Arc::new(LockEntry {
+            key: self.key.clone().into(),
+            token: self.token,
+            lease: self.lease,
+            mode: self.mode,
+            last_joiner: self.call,
+            owner: self.owner.clone().into(),
+            holder: self.holder.clone().into(),
+            metadata: Arc::default(),
+            together: self.together.iter().map(|name| Bytes::copy_from_slice(name)).collect(),
+            joined_wall_ms: 0,
+            granted_wall_ms: is_granted.then_some(0),
+            slot: self.slot,
+        })
+    }
+}
+
 /// What one command does, before the end of it.
 #[derive(Default)]
 struct Work {
@@ -152,23 +172,15 @@ impl Naive {
         let mut lock_changes: tenure_machine::LockChanges = work
             .ended
             .into_iter()
-            .map(|(entry, cause)| LockChange::Ended {
-                held: before.contains(&(entry.name.clone(), entry.token)),
-                key: entry.key.into(),
-                token: entry.token,
-                lease: entry.lease,
-                cause,
+            .map(|(entry, cause)| {
+                let held = before.contains(&(entry.name.clone(), entry.token));
+                LockChange::Ended { entry: entry.told(held), cause, frees: false }
             })
             .collect();
         for (name, token) in after.difference(&before) {
             self.give_slot(name, *token, &before);
             let entry = self.entries.iter().find(|entry| entry.name == *name && entry.token == *token).unwrap();
-            lock_changes.push(LockChange::Granted {
-                key: entry.key.clone().into(),
-                token: *token,
-                lease: entry.lease,
-                slot: entry.slot,
-            });
+            lock_changes.push(LockChange::Granted(entry.told(true)));
         }
         if let Ok(Reply::Lock(reply)) = &mut reply {
             reply.granted = true;

@@ -429,9 +429,17 @@ async fn who_holds_a_lock_can_be_watched() {
     let told = |kind, holder: &str, prev: &str| (kind, "jobs/a".to_owned(), holder.to_owned(), prev.to_owned());
     assert_eq!(seen, [told(Type::Put, "ada", ""), told(Type::Put, "bob", "ada"), told(Type::Delete, "", "bob")]);
 
-    requests.send(create(8, "jobs/a", false, 1)).await.unwrap();
+    // From the past on, and from a past that nobody remembers.
+    requests.send(create(8, "jobs/a", false, second.fencing_token)).await.unwrap();
+    let created = timeout(PATIENCE, watch.message()).await.unwrap().unwrap().unwrap();
+    assert!(created.created && !created.canceled, "{created:?}");
+    let past = timeout(PATIENCE, watch.message()).await.unwrap().unwrap().unwrap();
+    let kinds: Vec<_> = past.events.iter().map(|event| (event.r#type(), event.revision)).collect();
+    let handed_over = kinds.first().unwrap().1;
+    assert_eq!(kinds, [(Type::Put, handed_over), (Type::Delete, handed_over + 1)]);
+    requests.send(create(9, "jobs/a", false, -1)).await.unwrap();
     let refused = timeout(PATIENCE, watch.message()).await.unwrap().unwrap().unwrap();
-    assert!(refused.created && refused.canceled && refused.compact_revision > 0, "{refused:?}");
+    assert!(refused.created && refused.canceled, "{refused:?}");
     requests.send(create(7, "x", false, 0)).await.unwrap();
     assert!(timeout(PATIENCE, watch.message()).await.unwrap().unwrap().unwrap().canceled, "the id is taken");
 }

@@ -1,4 +1,4 @@
-//! Watching locks: who holds them from now on.
+//! Watching locks: who holds them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::services::errors;
 use crate::services::produced::Emitter;
 
 const FELL_BEHIND: &str = "the watch fell behind: describe the lock and watch again";
-const PAST: &str = "locks are watched from now on: describe the lock and watch without a start revision";
+const FORGOTTEN: &str = "what happened then is forgotten: describe the lock and watch on from its revision";
 
 #[derive(Clone, Copy)]
 struct Filter {
@@ -78,12 +78,11 @@ impl Watches {
                 if self.filters.contains_key(&watch) {
                     return Ok(Some(refused("this stream has a watch of that id")));
                 }
-                let revision = self.shared.member.status().revision;
-                if start_revision != 0 && start_revision <= revision {
-                    return Ok(Some(WatchResponse { compact_revision: revision + 1, ..refused(PAST) }));
+                if start_revision < 0 {
+                    return Ok(Some(refused("a start revision is not negative")));
                 }
                 self.filters.insert(watch, Filter { prev, puts: !no_put, deletes: !no_delete });
-                self.bring(LockWatchRequest::Create { watch, name, prefix });
+                self.bring(LockWatchRequest::Create { watch, name, prefix, start: start_revision });
                 Ok(None)
             }
             Asked::Cancel(WatchCancel { watch_id }) => {
@@ -111,6 +110,18 @@ impl Watches {
                     header,
                     watch_id: watch as i64,
                     events,
+                    ..WatchResponse::default()
+                })
+            }
+            LockNotice::Forgotten { watch, oldest, revision, term } => {
+                self.filters.remove(&watch)?;
+                Some(WatchResponse {
+                    header: self.header_at(revision, term),
+                    watch_id: watch as i64,
+                    created: true,
+                    canceled: true,
+                    cancel_reason: FORGOTTEN.to_owned(),
+                    compact_revision: oldest,
                     ..WatchResponse::default()
                 })
             }
@@ -158,6 +169,6 @@ fn told(event: &tenure_replica::LockEvent, filter: Filter) -> Option<LockEvent> 
         name: describe::text(&event.name),
         revision: event.revision,
         holder: event.holder.as_ref().map(|entry| describe::entry(entry, None)),
-        prev: event.ended.as_ref().filter(|_| filter.prev).and_then(|ended| describe::recent(ended).holder),
+        prev: event.ended.as_ref().filter(|_| filter.prev).map(|ended| describe::entry(ended, None)),
     })
 }
