@@ -145,7 +145,25 @@ fn what_is_put_at_a_follower_is_read_at_every_member() {
         let status = cluster.members[follower].json(&["status"])?;
         let endpoints = status["endpoints"].as_array()?;
         let leaders = endpoints.iter().filter(|one| one["role"] == "leader").count();
-        (endpoints.len() == 3 && leaders == 1).then_some(())
+        let are_well = endpoints.iter().all(|one| one["health"] == "healthy" && one["lag"] == 0);
+        (endpoints.len() == 3 && leaders == 1 && are_well).then_some(())
+    });
+}
+
+#[test]
+fn status_shows_who_is_gone_though_nobody_leads() {
+    let mut cluster = Cluster::start(3);
+    cluster.leader();
+    cluster.members[1].kill();
+    cluster.members[2].kill();
+    eventually("one is left, without a leader, and the others are named", || {
+        let status = cluster.members[0].json(&["status"])?;
+        let said = |one: &Value, field: &str| one[field].as_str().map(str::to_owned);
+        let endpoints = status["endpoints"].as_array()?;
+        let left =
+            endpoints.iter().find(|one| said(one, "name").is_some_and(|name| name == cluster.members[0].name))?;
+        let gone = endpoints.iter().filter(|one| one["role"] == "unreachable").count();
+        (gone == 2 && left["health"] == "no leader").then_some(())
     });
 }
 

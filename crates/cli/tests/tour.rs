@@ -118,7 +118,7 @@ fn compacted_history_is_an_error_that_says_so() {
 fn status_shows_each_endpoint_and_fails_for_one_that_is_gone() {
     let place = Place::start();
     let status = place.tenure(&["status"]).ok();
-    assert!(status.starts_with("ENDPOINT") && status.contains("leader"), "{status}");
+    assert!(status.starts_with("NAME") && status.contains("leader"), "{status}");
     let gone = support::own_address();
     let both = format!("{},{gone}", place.server.address);
     let said = shell::tenure(&["status", "-o", "json", "--endpoints", &both]);

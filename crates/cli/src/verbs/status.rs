@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::{Value, json};
-use tenure_client::{Client, Error, MemberStatus};
+use tenure_client::{Client, Error, Member, MemberStatus};
 
 use crate::follow::Follow;
 use crate::output::{Column, Listing, column, number, wide};
@@ -28,17 +28,19 @@ pub struct Status {
 }
 
 const COLUMNS: &[Column] = &[
+    column("NAME"),
     column("ENDPOINT"),
-    column("MEMBER"),
     column("ROLE"),
     number("TERM"),
     number("REVISION"),
+    number("LAG"),
     number("SIZE"),
-    column("VERSION"),
+    wide("MEMBER"),
     wide("INDEX"),
     wide("APPLIED"),
     wide("LEADER"),
-    column("ERRORS"),
+    wide("VERSION"),
+    column("HEALTH"),
 ];
 
 impl Status {
@@ -57,49 +59,161 @@ impl Status {
 }
 
 async fn listing(client: &Client) -> (Listing, bool) {
-    let (mut listing, mut healthy) = (Listing::new("endpoints", COLUMNS), true);
     let mut found = ask(client.each()).await;
-    let others = others(client, &found).await;
-    found.extend(ask(others).await);
-    for (endpoint, status) in found {
-        healthy &= status.as_ref().is_ok_and(|status| status.leader != 0 && status.errors.is_empty());
-        listing.row(cells(&endpoint, &status), json(&endpoint, &status));
+    let members = match found.iter().any(|found| found.status.is_ok()) {
+        true => client.known_members().await.map_or(Vec::new(), |known| known.members),
+        false => Vec::new(),
+    };
+    found.extend(ask(others(client, &members, &found)).await);
+    let newest = found.iter().filter_map(|found| Some(found.status.as_ref().ok()?.raft_index)).max().unwrap_or(0);
+    let mut rows: Vec<Row> = found.into_iter().map(|found| Row::new(found, &members, newest)).collect();
+    let is_there = |id: u64| rows.iter().any(|row| row.member == Some(id));
+    let absent: Vec<Row> = members.iter().filter(|member| !is_there(member.id)).map(Row::absent).collect();
+    rows.extend(absent);
+    rows.sort_by(|a, b| (a.name.is_empty(), &a.name, &a.endpoint).cmp(&(b.name.is_empty(), &b.name, &b.endpoint)));
+    let mut listing = Listing::new("endpoints", COLUMNS);
+    for row in &rows {
+        listing.row(row.cells(), row.json());
     }
-    (listing, healthy)
+    (listing, rows.iter().all(|row| row.health == HEALTHY))
 }
 
-type Found = (String, Result<MemberStatus, Error>);
+const HEALTHY: &str = "healthy";
+
+struct Found {
+    endpoint: String,
+    status: Result<MemberStatus, Error>,
+}
 
 async fn ask(clients: Vec<(String, Client)>) -> Vec<Found> {
     let ask = |(endpoint, client): (String, Client)| (endpoint, tokio::spawn(async move { client.status().await }));
     let tasks: Vec<_> = clients.into_iter().map(ask).collect();
     let mut found = Vec::new();
     for (endpoint, task) in tasks {
-        found.push((endpoint, task.await.expect("asking for a status does not panic")));
+        found.push(Found { endpoint, status: task.await.expect("asking for a status does not panic") });
     }
     found
 }
 
 /// The members that none of the endpoints is, where the list of members says that they are.
-async fn others(client: &Client, found: &[Found]) -> Vec<(String, Client)> {
-    if found.iter().all(|(_, status)| status.is_err()) {
-        return Vec::new();
-    }
-    let Ok(members) = client.known_members().await else { return Vec::new() };
+fn others(client: &Client, members: &[Member], found: &[Found]) -> Vec<(String, Client)> {
     let is_asked =
-        |id: u64| found.iter().any(|(_, status)| status.as_ref().is_ok_and(|status| status.header.member == id));
+        |id: u64| found.iter().any(|found| found.status.as_ref().is_ok_and(|status| status.header.member == id));
     let mut others = Vec::new();
-    for member in members.members.into_iter().filter(|member| !is_asked(member.id)) {
+    for member in members.iter().filter(|member| !is_asked(member.id)) {
         // Whoever has not started has no address yet.
-        let Some(url) = member.client_addresses.first() else { continue };
-        let address = url.split_once("://").map_or(url.as_str(), |(_, rest)| rest).to_owned();
+        let Some(address) = address_of(member) else { continue };
         if let Ok(client) = client.at(&address)
-            && !found.iter().any(|(endpoint, _)| *endpoint == address)
+            && !found.iter().any(|found| found.endpoint == address)
         {
             others.push((address, client));
         }
     }
     others
+}
+
+fn address_of(member: &Member) -> Option<String> {
+    let url = member.client_addresses.first()?;
+    Some(url.split_once("://").map_or(url.as_str(), |(_, rest)| rest).to_owned())
+}
+
+/// What is said of one member.
+struct Row {
+    name: String,
+    endpoint: String,
+    /// None = it cannot be told which one answers there.
+    member: Option<u64>,
+    health: String,
+    /// Entries of the log that it has not applied, of all that are known.
+    lag: u64,
+    status: Option<MemberStatus>,
+}
+
+impl Row {
+    fn new(Found { endpoint, status }: Found, members: &[Member], newest: u64) -> Row {
+        let is_listed_at = |member: &&Member| address_of(member).is_some_and(|address| address == endpoint);
+        let listed = match &status {
+            Ok(status) => members.iter().find(|member| member.id == status.header.member),
+            Err(_) => members.iter().find(is_listed_at),
+        };
+        let health = match &status {
+            Ok(status) if status.leader == 0 => "no leader".to_owned(),
+            Ok(status) if status.errors.is_empty() => HEALTHY.to_owned(),
+            Ok(status) => status.errors.join("; "),
+            Err(error) => short(error),
+        };
+        let status = status.ok();
+        Row {
+            name: listed.map_or(String::new(), |member| member.name.clone()),
+            member: listed.map(|member| member.id),
+            lag: status.as_ref().map_or(0, |status| newest.saturating_sub(status.raft_applied_index)),
+            endpoint,
+            health,
+            status,
+        }
+    }
+
+    fn absent(member: &Member) -> Row {
+        Row {
+            name: member.name.clone(),
+            endpoint: address_of(member).unwrap_or_default(),
+            member: Some(member.id),
+            health: "has not started".to_owned(),
+            lag: 0,
+            status: None,
+        }
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let member = self.member.map_or(String::new(), |member| format!("{member:x}"));
+        let mut cells = vec![self.name.clone(), self.endpoint.clone()];
+        match &self.status {
+            Some(status) => cells.extend([
+                role(status).to_owned(),
+                status.header.term.to_string(),
+                status.header.revision.to_string(),
+                self.lag.to_string(),
+                size(status.size_bytes.max(0) as u64),
+                format!("{:x}", status.header.member),
+                status.raft_index.to_string(),
+                status.raft_applied_index.to_string(),
+                format!("{:x}", status.leader),
+                status.version.clone(),
+            ]),
+            None => {
+                cells.extend(std::iter::repeat_n(String::new(), 5));
+                cells.push(member);
+                cells.extend(std::iter::repeat_n(String::new(), 4));
+            }
+        }
+        cells.push(self.health.clone());
+        cells.into_iter().map(|cell| if cell.is_empty() { "-".to_owned() } else { cell }).collect()
+    }
+
+    fn json(&self) -> Value {
+        let (name, endpoint, health) = (&self.name, &self.endpoint, &self.health);
+        let Some(status) = &self.status else {
+            return json!({ "name": name, "endpoint": endpoint, "role": "unreachable", "health": health, "errors": [health] });
+        };
+        json!({
+            "name": name,
+            "endpoint": endpoint,
+            "cluster": format!("{:x}", status.header.cluster),
+            "member": format!("{:x}", status.header.member),
+            "role": role(status),
+            "leader": format!("{:x}", status.leader),
+            "term": status.header.term,
+            "revision": status.header.revision,
+            "lag": self.lag,
+            "raft_index": status.raft_index,
+            "raft_applied_index": status.raft_applied_index,
+            "size_bytes": status.size_bytes,
+            "size_in_use_bytes": status.size_in_use_bytes,
+            "version": status.version,
+            "health": health,
+            "errors": status.errors,
+        })
+    }
 }
 
 fn role(status: &MemberStatus) -> &'static str {
@@ -108,51 +222,6 @@ fn role(status: &MemberStatus) -> &'static str {
         status if status.is_leader() => "leader",
         status if status.leader == 0 => "no leader",
         _ => "follower",
-    }
-}
-
-fn cells(endpoint: &str, status: &Result<MemberStatus, Error>) -> Vec<String> {
-    match status {
-        Ok(status) => vec![
-            endpoint.to_owned(),
-            format!("{:x}", status.header.member),
-            role(status).to_owned(),
-            status.header.term.to_string(),
-            status.header.revision.to_string(),
-            size(status.size_bytes.max(0) as u64),
-            status.version.clone(),
-            status.raft_index.to_string(),
-            status.raft_applied_index.to_string(),
-            format!("{:x}", status.leader),
-            status.errors.join("; "),
-        ],
-        Err(error) => {
-            let mut cells = vec!["-".to_owned(); COLUMNS.len()];
-            cells[0] = endpoint.to_owned();
-            cells[COLUMNS.len() - 1] = short(error);
-            cells
-        }
-    }
-}
-
-fn json(endpoint: &str, status: &Result<MemberStatus, Error>) -> Value {
-    match status {
-        Ok(status) => json!({
-            "endpoint": endpoint,
-            "cluster": format!("{:x}", status.header.cluster),
-            "member": format!("{:x}", status.header.member),
-            "role": role(status),
-            "leader": format!("{:x}", status.leader),
-            "term": status.header.term,
-            "revision": status.header.revision,
-            "raft_index": status.raft_index,
-            "raft_applied_index": status.raft_applied_index,
-            "size_bytes": status.size_bytes,
-            "size_in_use_bytes": status.size_in_use_bytes,
-            "version": status.version,
-            "errors": status.errors,
-        }),
-        Err(error) => json!({ "endpoint": endpoint, "role": "unreachable", "errors": [short(error)] }),
     }
 }
 

@@ -77,7 +77,12 @@ impl Cluster for ClusterService {
         authorize("MemberList", request.metadata())?;
         let insists = request.into_inner().linearizable;
         let member = &self.0.member;
-        let at = match member.view(Consistency::Linearizable).await {
+        // Whoever does not insist is not kept waiting for a leader that nobody knows.
+        let consistency = match !insists && member.status().leader == 0 {
+            true => Consistency::Serializable,
+            false => Consistency::Linearizable,
+        };
+        let at = match member.view(consistency).await {
             Err(Failure::NoLeader | Failure::TimedOut | Failure::LeaderChanged) if !insists => {
                 member.view(Consistency::Serializable).await
             }
