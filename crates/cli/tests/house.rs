@@ -15,6 +15,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("bench", &["api"]),
     ("server", &["api", "fence", "machine", "replica", "storage"]),
     ("sim", &["machine", "replica", "storage"]),
+    ("fuzz", &["api", "fence", "machine", "replica", "server", "storage"]),
     ("cli", &["api", "bench", "client", "fence", "machine", "server", "storage"]),
 ];
 
@@ -47,6 +48,7 @@ fn rooms() -> BTreeMap<String, PathBuf> {
         .map(|path| (path.file_name().expect("named").to_string_lossy().into_owned(), path))
         .collect();
     rooms.insert("bench".into(), root().join("bench"));
+    rooms.insert("fuzz".into(), root().join("fuzz"));
     rooms
 }
 

@@ -11,6 +11,7 @@ pub mod listen;
 mod log;
 pub mod member;
 pub mod metrics;
+pub mod outside;
 mod peer;
 mod publish;
 pub mod restore;

@@ -7,8 +7,8 @@
 //! sent with its first line, so that a call that fails at once has a status that says so.
 
 mod errors;
-mod paths;
-mod transcode;
+pub(crate) mod paths;
+pub(crate) mod transcode;
 
 use std::collections::HashMap;
 use std::convert::Infallible;

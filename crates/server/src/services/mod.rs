@@ -16,7 +16,7 @@
 mod answer;
 mod auth;
 mod cluster;
-mod convert;
+pub(crate) mod convert;
 mod election;
 mod entry;
 pub(crate) mod errors;
@@ -33,6 +33,9 @@ mod snapshot;
 mod tenure_lock;
 mod watch;
 mod websocket;
+
+pub(crate) use tenure_lock::request as lock_request;
+pub(crate) use websocket::message as websocket_message;
 
 use std::sync::{Arc, OnceLock};
 

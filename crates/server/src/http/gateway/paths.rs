@@ -1,6 +1,6 @@
 //! Which path of the JSON gateway leads to which rpc. Paths are etcd's, old spellings included.
 
-pub(super) const PATHS: &[(&str, &str)] = &[
+pub(crate) const PATHS: &[(&str, &str)] = &[
     ("/v3/kv/range", "etcdserverpb.KV/Range"),
     ("/v3/kv/put", "etcdserverpb.KV/Put"),
     ("/v3/kv/deleterange", "etcdserverpb.KV/DeleteRange"),

@@ -22,16 +22,16 @@ const FRAME_HEADER_BYTES: usize = 5;
 
 /// One rpc as the gateway sees it.
 #[derive(Debug)]
-pub(super) struct Method {
-    pub(super) path: PathAndQuery,
-    pub(super) request_is_stream: bool,
-    pub(super) response_is_stream: bool,
+pub(crate) struct Method {
+    pub(crate) path: PathAndQuery,
+    pub(crate) request_is_stream: bool,
+    pub(crate) response_is_stream: bool,
     descriptor: MethodDescriptor,
 }
 
 impl Method {
     /// `rpc` is `package.Service/Method`; None = the pool knows no such rpc.
-    pub(super) fn find(pool: &DescriptorPool, rpc: &str) -> Option<Arc<Method>> {
+    pub(crate) fn find(pool: &DescriptorPool, rpc: &str) -> Option<Arc<Method>> {
         let (service, name) = rpc.split_once('/')?;
         let descriptor = pool.get_service_by_name(service)?.methods().find(|method| method.name() == name)?;
         Some(Arc::new(Method {
@@ -43,7 +43,7 @@ impl Method {
     }
 
     /// The first JSON value of `json` as a framed message; no value at all is the empty message.
-    pub(super) fn request_frame(&self, json: &[u8]) -> Result<Bytes, Status> {
+    pub(crate) fn request_frame(&self, json: &[u8]) -> Result<Bytes, Status> {
         let input = self.descriptor.input();
         let json = json.trim_ascii_start();
         let message = if json.is_empty() || json.starts_with(b"null") {
@@ -60,7 +60,7 @@ impl Method {
     }
 
     /// Appends a response message as JSON.
-    pub(super) fn write_response(&self, message: Bytes, json: &mut Vec<u8>) -> Result<(), Status> {
+    pub(crate) fn write_response(&self, message: Bytes, json: &mut Vec<u8>) -> Result<(), Status> {
         let internal = |error: String| Status::internal(format!("the response has no form in JSON: {error}"));
         let message =
             DynamicMessage::decode(self.descriptor.output(), message).map_err(|error| internal(error.to_string()))?;
@@ -100,12 +100,12 @@ fn remove_unknown_fields(message: &MessageDescriptor, value: &mut Value) {
     });
 }
 
-pub(super) fn too_large() -> Status {
+pub(crate) fn too_large() -> Status {
     Status::invalid_argument("etcdserver: request is too large")
 }
 
 /// Takes the next message out of what came in so far.
-pub(super) fn take_message(buffer: &mut BytesMut) -> Option<Bytes> {
+pub(crate) fn take_message(buffer: &mut BytesMut) -> Option<Bytes> {
     let length = u32::from_be_bytes(buffer.get(1..FRAME_HEADER_BYTES)?.try_into().ok()?) as usize;
     if buffer.len() < FRAME_HEADER_BYTES + length {
         return None;
@@ -118,7 +118,7 @@ pub(super) fn take_message(buffer: &mut BytesMut) -> Option<Bytes> {
 ///
 /// It only counts braces outside of strings; whether a piece is JSON is for the parser to say.
 #[derive(Debug, Default)]
-pub(super) struct Splitter {
+pub(crate) struct Splitter {
     buffer: BytesMut,
     scanned: usize,
     depth: usize,
@@ -127,16 +127,16 @@ pub(super) struct Splitter {
 }
 
 impl Splitter {
-    pub(super) fn push(&mut self, bytes: &[u8]) {
+    pub(crate) fn push(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
     }
 
     /// Bytes that wait for the end of their object.
-    pub(super) fn pending(&self) -> usize {
+    pub(crate) fn pending(&self) -> usize {
         self.buffer.len()
     }
 
-    pub(super) fn next(&mut self) -> Option<Bytes> {
+    pub(crate) fn next(&mut self) -> Option<Bytes> {
         if self.scanned == 0 {
             let space = self.buffer.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
             self.buffer.advance(space);
@@ -167,7 +167,7 @@ impl Splitter {
     }
 
     /// The body has ended: what is left, if it is more than space.
-    pub(super) fn rest(&mut self) -> Option<Bytes> {
+    pub(crate) fn rest(&mut self) -> Option<Bytes> {
         let rest = self.take(self.buffer.len())?;
         (!rest.trim_ascii().is_empty()).then_some(rest)
     }

@@ -8,7 +8,7 @@
 
 pub(super) mod describe;
 mod election;
-mod request;
+pub(crate) mod request;
 mod session;
 mod sign;
 mod watch;

@@ -12,7 +12,7 @@
 
 mod claims;
 mod handshake;
-mod message;
+pub(crate) mod message;
 mod place;
 mod session;
 mod socket;
