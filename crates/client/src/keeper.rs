@@ -11,8 +11,8 @@ use std::thread;
 
 use tokio::sync::{mpsc, watch};
 
-use crate::call::Connections;
 use crate::clock::{self, Alarm};
+use crate::connections::Connections;
 use crate::lifecycle::{CancelAt, Cause, Effect, Input, Lifecycle};
 use crate::{Client, Deadline, Error, LeaseId, renewal};
 

@@ -29,16 +29,21 @@
 //!
 //! Three rules hold for every call:
 //! - A call whose outcome is unknown is not repeated unless repeating it changes nothing. Reads are
-//!   repeated at the next endpoint until their time is up; writes only if they were certainly not sent.
+//!   repeated at the next server until their time is up; writes only if they were certainly not carried out:
+//!   never sent, turned away by a server that stops, or refused for want of a leader.
 //! - An error names its cause and what can be done about it; see [`Error`].
-//! - Nothing connects before the first call needs it, and a lost connection comes back by itself.
-//!   Only a client that has never reached anybody fails at once when all endpoints refuse it.
+//! - Nothing connects before the first call needs it, and a lost connection comes back by itself. A server
+//!   that accepts connections but says nothing is passed over: no write is sent to it, and what waits there
+//!   goes on elsewhere if it can. Only a client that has never reached anybody fails at once when nobody can
+//!   be reached.
 #![forbid(unsafe_code)]
 
 mod barrier;
 mod call;
 pub mod clock;
 mod cluster;
+mod connection;
+mod connections;
 mod describe;
 mod diagnose;
 mod durations;
@@ -85,7 +90,7 @@ pub use session::{Session, SessionRequest};
 pub use txn::{Compare, Operation, OperationReply, Relation, Target, Txn, TxnReply};
 pub use watch::{Event, EventKind, Events, Watch, Watcher};
 
-use call::Connections;
+use connections::Connections;
 use keeper::Keeper;
 
 /// The store's logical clock: one more with every change.

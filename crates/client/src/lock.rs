@@ -294,7 +294,7 @@ impl LockRequest {
 
     fn silence(&self, started: Instant) -> Error {
         Error::Timeout {
-            endpoint: self.client.connections.current().address.text.clone(),
+            endpoint: self.client.connections.current_address(),
             call: "lock",
             waited: started.elapsed(),
             reason: "the member is connected but silent".to_owned(),

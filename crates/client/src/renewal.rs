@@ -9,16 +9,18 @@ use std::sync::{Arc, Weak};
 use tenure_api::tenure::v1::lock_service_client::LockServiceClient;
 use tenure_api::tenure::v1::{LeaseKeepAliveRequest, LeaseKeepAliveResponse};
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
-use crate::call::Endpoint;
+use crate::connection::Connection;
+use crate::diagnose;
 use crate::keeper::HeldLease;
 use crate::lifecycle::{Cause, Input};
 use crate::{Client, LeaseId};
 
 struct Open {
-    endpoint: Arc<Endpoint>,
+    connection: Arc<Connection>,
     requests: mpsc::Sender<LeaseKeepAliveRequest>,
     replies: Streaming<LeaseKeepAliveResponse>,
 }
@@ -37,8 +39,8 @@ pub(crate) async fn run(
             outcome = renew(&client, &mut stream, id) => outcome,
             newer = numbers.recv() => {
                 // The lifecycle has lost its patience with this member, or with the way to it.
-                let silent = stream.take().map_or_else(|| client.connections.current(), |open| open.endpoint);
-                client.connections.abandon(&silent);
+                let silent = stream.take().map(|open| open.connection).or_else(|| client.connections.current());
+                silent.iter().for_each(|connection| client.connections.leave(connection));
                 next = newer;
                 continue;
             }
@@ -46,9 +48,12 @@ pub(crate) async fn run(
         let input = match outcome {
             Ok(ttl_ms) => Input::Answered { number, ttl_ms },
             Err(status) if is_verdict(&status) => Input::Ended(Cause::LeaseEnded),
-            Err(_) => {
-                let broken = stream.take().map_or_else(|| client.connections.current(), |open| open.endpoint);
-                client.connections.leave(&broken);
+            Err(status) => {
+                let broken = stream.take().map(|open| open.connection).or_else(|| client.connections.current());
+                match diagnose::is_unsent(&status) {
+                    true => broken.iter().for_each(|connection| client.connections.forget(connection)),
+                    false => broken.iter().for_each(|connection| client.connections.leave(connection)),
+                }
                 Input::Failed { number }
             }
         };
@@ -77,17 +82,24 @@ async fn renew(client: &Client, stream: &mut Option<Open>, id: LeaseId) -> Resul
         None => {
             let (requests, outgoing) = mpsc::channel(1);
             requests.try_send(request).expect("a new channel has room for one");
-            let endpoint = client.connections.current();
-            let mut service = LockServiceClient::new(endpoint.channel.clone());
-            let replies = service.lease_keep_alive(ReceiverStream::new(outgoing)).await?.into_inner();
-            stream.insert(Open { endpoint, requests, replies })
+            let give_up = Instant::now() + client.connections.settings().timeout;
+            let connection = client.connections.connection(give_up).await;
+            let connection = connection.map_err(|_| Status::unavailable("no server can be reached"))?;
+            let mut service = LockServiceClient::new(connection.channel.clone());
+            let opened = connection.listen(service.lease_keep_alive(ReceiverStream::new(outgoing))).await;
+            let replies = opened.ok_or_else(silent)??.into_inner();
+            stream.insert(Open { connection, requests, replies })
         }
     };
     loop {
-        match open.replies.message().await? {
+        match open.connection.listen(open.replies.message()).await.ok_or_else(silent)?? {
             Some(reply) if reply.id == id => return Ok(u64::try_from(reply.ttl_ms).unwrap_or(0)),
             Some(_) => {}
             None => return Err(Status::unavailable("the stream has ended")),
         }
     }
+}
+
+fn silent() -> Status {
+    Status::unavailable("the server says nothing any more")
 }
