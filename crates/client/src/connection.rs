@@ -41,6 +41,8 @@ pub struct Connection {
     pub channel: Channel,
     /// What the server said of itself when the connection was new; None if it would not say.
     pub introduction: Option<Introduction>,
+    /// It does not leave this machine.
+    pub is_local: bool,
     began: Instant,
     heard_ms: AtomicU64,
     is_asked: AtomicBool,
@@ -49,6 +51,8 @@ pub struct Connection {
 
 #[derive(Debug, Clone, Copy)]
 pub struct Introduction {
+    pub cluster: u64,
+    pub member: u64,
     pub has_leader: bool,
 }
 
@@ -62,13 +66,14 @@ impl Connection {
     }
 
     async fn greet(address: &Address, stream: TcpStream) -> Result<Connection, Cause> {
+        let is_local = stream.peer_addr().is_ok_and(|peer| peer.ip().to_canonical().is_loopback());
         let endpoint = Channel::builder(address.uri.clone())
             .http2_keep_alive_interval(PING_INTERVAL)
             .keep_alive_timeout(PING_TIMEOUT);
         let channel = endpoint.connect_with_connector(Once(Some(stream))).await;
         let channel = channel.map_err(|error| diagnose::cause_of(&error))?;
         let introduction = match status(&channel).await {
-            Ok(status) => Some(introduction(status.into_inner())),
+            Ok(status) => introduction(status.into_inner()),
             // Whatever it says, it is there.
             Err(status) if !diagnose::is_transport(&status) => None,
             Err(status) => {
@@ -82,6 +87,7 @@ impl Connection {
             address: address.clone(),
             channel,
             introduction,
+            is_local,
             began: Instant::now(),
             heard_ms: AtomicU64::new(0),
             is_asked: AtomicBool::new(false),
@@ -143,8 +149,9 @@ async fn status(channel: &Channel) -> Result<Response<StatusResponse>, Status> {
     MaintenanceClient::new(channel.clone()).status(StatusRequest {}).await
 }
 
-fn introduction(status: StatusResponse) -> Introduction {
-    Introduction { has_leader: status.leader != 0 }
+fn introduction(status: StatusResponse) -> Option<Introduction> {
+    let header = status.header?;
+    Some(Introduction { cluster: header.cluster_id, member: header.member_id, has_leader: status.leader != 0 })
 }
 
 async fn connect(address: &str) -> Result<TcpStream, Cause> {

@@ -4,22 +4,19 @@
 //! leader is taken only if the others do not know better.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::time::Instant;
 
-use crate::Settings;
 use crate::connection::{Connection, PROOF};
 use crate::diagnose::Cause;
 use crate::endpoint::Address;
 use crate::error::Attempt;
-
-/// For how long a server that was in trouble is tried after the others.
-const TROUBLE: Duration = Duration::from_secs(5);
+use crate::places::{Place, Places};
+use crate::{Settings, discovery};
 
 pub struct Connections {
-    places: RwLock<Vec<Arc<Place>>>,
+    places: Arc<Places>,
     current: Mutex<Current>,
     /// One search at a time, for all who need a connection.
     search: tokio::sync::Mutex<Option<Failed>>,
@@ -32,12 +29,7 @@ struct Current {
     connection: Option<Arc<Connection>>,
     /// Where it was, or is.
     last: Option<Arc<Place>>,
-}
-
-/// Where a server is, or should be.
-struct Place {
-    address: Address,
-    trouble_until: Mutex<Option<Instant>>,
+    discovered: Option<Instant>,
 }
 
 struct Failed {
@@ -47,29 +39,36 @@ struct Failed {
 
 impl Connections {
     pub fn new(addresses: Vec<Address>, settings: Settings) -> Connections {
-        Connections {
-            places: RwLock::new(addresses.into_iter().map(|address| Arc::new(Place::new(address))).collect()),
-            current: Mutex::default(),
-            search: tokio::sync::Mutex::default(),
-            reached: AtomicBool::new(false),
-            settings,
-        }
+        Connections::over(Arc::new(Places::given(addresses)), settings)
+    }
+
+    fn over(places: Arc<Places>, settings: Settings) -> Connections {
+        let (current, search) = (Mutex::default(), tokio::sync::Mutex::default());
+        Connections { places, current, search, reached: AtomicBool::new(false), settings }
     }
 
     pub fn addresses(&self) -> Vec<String> {
-        self.places().iter().map(|place| place.address.text.clone()).collect()
+        self.places.list().iter().map(|place| place.address.text.clone()).collect()
+    }
+
+    pub fn given_addresses(&self) -> Vec<String> {
+        self.given().into_iter().map(|address| address.text).collect()
+    }
+
+    fn given(&self) -> Vec<Address> {
+        let places = self.places.list();
+        places.iter().filter(|place| place.named_by.is_none()).map(|place| place.address.clone()).collect()
     }
 
     pub fn each(&self) -> Vec<(String, Connections)> {
-        let single = |place: &Arc<Place>| {
-            (place.address.text.clone(), Connections::new(vec![place.address.clone()], self.settings))
-        };
-        self.places().iter().map(single).collect()
+        let settings = Settings { discover: false, ..self.settings };
+        let single = |address: Address| (address.text.clone(), Connections::new(vec![address], settings));
+        self.given().into_iter().map(single).collect()
     }
 
     /// Connections of their own to the same servers, for another runtime.
     pub fn anew(&self) -> Connections {
-        Connections::new(self.places().iter().map(|place| place.address.clone()).collect(), self.settings)
+        Connections::over(self.places.clone(), self.settings)
     }
 
     pub fn settings(&self) -> Settings {
@@ -78,7 +77,7 @@ impl Connections {
 
     /// Whether there is more than one server to try.
     pub fn has_others(&self) -> bool {
-        self.places().len() > 1
+        self.places.list().len() > 1
     }
 
     /// Whether any server has ever answered.
@@ -88,18 +87,19 @@ impl Connections {
 
     /// Where calls go at present, for errors to name.
     pub fn current_address(&self) -> String {
-        let last = self.current_lock().last.clone();
-        last.or_else(|| self.places().first().cloned()).map_or_else(String::new, |place| place.address.text.clone())
+        let last = self.current_lock().last.clone().or_else(|| self.places.list().first().cloned());
+        last.map_or_else(String::new, |place| place.address.text.clone())
     }
 
     /// The connection that calls go over, made if there is none. Must be called on the runtime that it is to live on.
     pub async fn connection(&self, give_up: Instant) -> Result<Arc<Connection>, Vec<Attempt>> {
         if let Some(connection) = self.current() {
+            self.discover(&connection, false);
             return Ok(connection);
         }
         let began = Instant::now();
         let Ok(mut search) = tokio::time::timeout_at(give_up, self.search.lock()).await else {
-            return Err(self.attempts(Cause::Silent));
+            return Err(self.places.attempts(&Cause::Silent));
         };
         if let Some(connection) = self.current() {
             return Ok(connection);
@@ -111,7 +111,11 @@ impl Connections {
             Ok((place, connection)) => {
                 let connection = Arc::new(connection);
                 self.reached.store(true, Ordering::Relaxed);
-                *self.current_lock() = Current { connection: Some(connection.clone()), last: Some(place) };
+                {
+                    let mut current = self.current_lock();
+                    (current.connection, current.last) = (Some(connection.clone()), Some(place));
+                }
+                self.discover(&connection, true);
                 Ok(connection)
             }
             Err(attempts) => {
@@ -134,7 +138,7 @@ impl Connections {
     async fn find(&self, give_up: Instant) -> Result<(Arc<Place>, Connection), Vec<Attempt>> {
         let mut attempts = Vec::new();
         let mut leaderless = None;
-        let candidates = self.candidates();
+        let candidates = self.places.candidates(self.current_lock().last.as_ref(), Instant::now());
         let count = candidates.len();
         for (number, place) in candidates.into_iter().enumerate() {
             // The last one has all the time there is: nobody is left who could answer in it.
@@ -143,8 +147,9 @@ impl Connections {
             let is_last = left == 1 && leaderless.is_none();
             let patience = if is_last { give_up } else { now + PROOF.min(share) };
             let cause = match Connection::open(&place.address, self.settings.connect_timeout, patience).await {
+                Ok(connection) if !is_of(&connection, place.named_by) => Cause::OtherCluster,
                 Ok(connection) => {
-                    place.set_trouble(None);
+                    place.is_well();
                     if connection.introduction.is_none_or(|said| said.has_leader) {
                         return Ok((place, connection));
                     }
@@ -153,21 +158,25 @@ impl Connections {
                 }
                 Err(cause) => cause,
             };
-            place.set_trouble(Some(Instant::now() + TROUBLE));
-            attempts.push(Attempt { endpoint: place.address.text.clone(), cause });
+            place.is_in_trouble();
+            attempts.push(place.attempt(cause));
         }
         leaderless.ok_or(attempts)
     }
 
-    /// In the order in which they are tried: the last one that worked, then as they were given, then those in trouble.
-    fn candidates(&self) -> Vec<Arc<Place>> {
-        let (now, last) = (Instant::now(), self.current_lock().last.clone());
-        let mut candidates = self.places().clone();
-        candidates.sort_by_key(|place| {
-            let trouble_until = place.trouble_until().filter(|until| *until > now);
-            (trouble_until, !last.as_ref().is_some_and(|last| Arc::ptr_eq(last, place)))
-        });
-        candidates
+    /// Asks who else is there, over a connection that is new, and now and then.
+    fn discover(&self, connection: &Connection, is_new: bool) {
+        if !self.settings.discover {
+            return;
+        }
+        {
+            let mut current = self.current_lock();
+            if !is_new && current.discovered.is_some_and(|asked| asked.elapsed() < discovery::INTERVAL) {
+                return;
+            }
+            current.discovered = Some(Instant::now());
+        }
+        discovery::ask(self.places.clone(), connection);
     }
 
     /// The connection has ended without a fault of the server: it may be asked for another one.
@@ -181,18 +190,9 @@ impl Connections {
     /// The server is of no use at present: the others come first.
     pub fn leave(&self, connection: &Arc<Connection>) {
         self.forget(connection);
-        let places = self.places();
-        let place = places.iter().find(|place| place.address == connection.address);
-        place.into_iter().for_each(|place| place.set_trouble(Some(Instant::now() + TROUBLE)));
-    }
-
-    fn attempts(&self, cause: Cause) -> Vec<Attempt> {
-        let attempt = |place: &Arc<Place>| Attempt { endpoint: place.address.text.clone(), cause: cause.clone() };
-        self.places().iter().map(attempt).collect()
-    }
-
-    fn places(&self) -> std::sync::RwLockReadGuard<'_, Vec<Arc<Place>>> {
-        self.places.read().unwrap_or_else(PoisonError::into_inner)
+        if let Some(place) = self.places.at(&connection.address) {
+            place.is_in_trouble();
+        }
     }
 
     fn current_lock(&self) -> MutexGuard<'_, Current> {
@@ -200,16 +200,8 @@ impl Connections {
     }
 }
 
-impl Place {
-    fn new(address: Address) -> Place {
-        Place { address, trouble_until: Mutex::default() }
-    }
-
-    fn trouble_until(&self) -> Option<Instant> {
-        *self.trouble_until.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn set_trouble(&self, until: Option<Instant>) {
-        *self.trouble_until.lock().unwrap_or_else(PoisonError::into_inner) = until;
-    }
+/// Whether the server is of the cluster that named it. What the user has named is the user's choice.
+fn is_of(connection: &Connection, named_by: Option<u64>) -> bool {
+    let cluster = connection.introduction.map(|said| said.cluster);
+    named_by.is_none() || named_by == cluster
 }

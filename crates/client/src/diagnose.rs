@@ -44,6 +44,8 @@ pub enum Cause {
     Closed,
     /// It takes connections and says nothing.
     Silent,
+    /// It belongs to another cluster than the one that named it.
+    OtherCluster,
     Other(String),
 }
 
@@ -62,6 +64,7 @@ impl fmt::Display for Cause {
             Cause::Silent => {
                 write!(formatter, "connected but silent: it hangs, is stopped, or the network drops packets")
             }
+            Cause::OtherCluster => write!(formatter, "it belongs to another cluster than the one that named it"),
             Cause::Other(detail) => write!(formatter, "{detail}"),
         }
     }

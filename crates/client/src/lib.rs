@@ -46,6 +46,7 @@ mod connection;
 mod connections;
 mod describe;
 mod diagnose;
+mod discovery;
 mod durations;
 mod election;
 mod endpoint;
@@ -59,6 +60,7 @@ mod lease;
 pub mod lifecycle;
 mod lock;
 mod maintenance;
+mod places;
 mod renewal;
 mod session;
 mod txn;
@@ -123,11 +125,14 @@ pub struct Settings {
     /// For a call, all repetitions included. Calls that wait for their turn (lock, campaign) have no limit.
     pub timeout: Duration,
     pub connect_timeout: Duration,
+    /// Whether the client asks who else belongs to the cluster, to go there if need be. Members are found where
+    /// they say that clients find them; without it, only the endpoints that were given are used.
+    pub discover: bool,
 }
 
 impl Default for Settings {
     fn default() -> Settings {
-        Settings { timeout: Duration::from_secs(5), connect_timeout: Duration::from_secs(2) }
+        Settings { timeout: Duration::from_secs(5), connect_timeout: Duration::from_secs(2), discover: true }
     }
 }
 
@@ -173,12 +178,18 @@ impl Client {
 
     /// The addresses of all endpoints, in the order given.
     pub fn endpoints(&self) -> Vec<String> {
+        self.connections.given_addresses()
+    }
+
+    /// The endpoints given, and behind them the members that were discovered.
+    pub fn known_endpoints(&self) -> Vec<String> {
         self.connections.addresses()
     }
 
-    /// A client with the same settings for other endpoints.
+    /// A client with the same settings for other endpoints, and no others.
     pub fn at(&self, endpoints: &str) -> Result<Client, Error> {
-        Ok(Client::over(Connections::new(endpoint::parse_list(endpoints)?, self.connections.settings())))
+        let settings = Settings { discover: false, ..self.connections.settings() };
+        Ok(Client::over(Connections::new(endpoint::parse_list(endpoints)?, settings)))
     }
 
     /// A client for each endpoint that talks to no other, to ask every member the same.
