@@ -127,8 +127,8 @@ impl Connection {
         }
     }
 
-    /// One question is enough, however many wait for something.
-    fn ask(self: &Arc<Self>) {
+    /// Asks whether the server is there, unless it was heard of lately. One question is enough, however many wait.
+    pub fn ask(self: &Arc<Self>) {
         let quiet = self.began.elapsed().saturating_sub(Duration::from_millis(self.heard_ms.load(Ordering::Relaxed)));
         if quiet < SILENCE || self.is_asked.swap(true, Ordering::Relaxed) {
             return;

@@ -61,8 +61,9 @@ pub mod lifecycle;
 mod lock;
 mod maintenance;
 mod places;
-mod renewal;
 mod session;
+mod session_stream;
+mod shared_sessions;
 mod txn;
 mod watch;
 
@@ -94,6 +95,7 @@ pub use watch::{Event, EventKind, Events, Watch, Watcher};
 
 use connections::Connections;
 use keeper::Keeper;
+use shared_sessions::SharedSessions;
 
 /// The store's logical clock: one more with every change.
 pub type Revision = i64;
@@ -142,6 +144,8 @@ pub struct Client {
     connections: Arc<Connections>,
     /// Started with the first lease.
     keeper: Arc<OnceLock<Arc<Keeper>>>,
+    /// For locks that are asked for without a session.
+    shared_sessions: Arc<SharedSessions>,
 }
 
 impl Client {
@@ -155,7 +159,7 @@ impl Client {
     }
 
     fn over(connections: Connections) -> Client {
-        Client { connections: Arc::new(connections), keeper: Arc::default() }
+        Client { connections: Arc::new(connections), keeper: Arc::default(), shared_sessions: Arc::default() }
     }
 
     fn keeper(&self) -> Result<Arc<Keeper>, Error> {
@@ -171,9 +175,11 @@ impl Client {
     /// Waits until all that was dropped has been given back: guards, sessions, places in queues. To
     /// be called before a process ends; without it, what is left over ends with its lease.
     pub async fn settled(&self) {
-        if let Some(keeper) = self.keeper.get() {
-            keeper.settled().await;
-        }
+        let Some(keeper) = self.keeper.get() else { return };
+        keeper.settled().await;
+        // What was given back has left sessions behind that nobody uses.
+        self.shared_sessions.close_idle();
+        keeper.settled().await;
     }
 
     /// The addresses of all endpoints, in the order given.
