@@ -11,6 +11,7 @@
 //! endpoints = ["10.0.0.1:2379", "10.0.0.2:2379"]
 //! output = "json"
 //! timeout = "10s"
+//! discovery = false
 //! ```
 
 use std::path::{Path, PathBuf};
@@ -33,6 +34,9 @@ pub struct Global {
     /// Servers to talk to, tried in this order [default: 127.0.0.1:2379]
     #[arg(long, global = true, env = "TENURE_ENDPOINTS", value_name = "HOST:PORT,…", help_heading = HEADING)]
     pub endpoints: Option<String>,
+    /// Talk to these endpoints only, and ask nobody for the other members
+    #[arg(long, global = true, env = "TENURE_NO_DISCOVERY", value_parser = clap::builder::FalseyValueParser::new(), help_heading = HEADING)]
+    pub no_discovery: bool,
     /// How results are written [default: table]
     #[arg(short, long, global = true, env = "TENURE_OUTPUT", value_enum, hide_possible_values = false, help_heading = HEADING)]
     pub output: Option<Format>,
@@ -60,6 +64,7 @@ struct ClientTable {
     endpoints: Option<Vec<String>>,
     output: Option<Format>,
     timeout: Option<String>,
+    discovery: Option<bool>,
 }
 
 /// A client and how to write what it finds: what every client verb starts with.
@@ -83,9 +88,11 @@ impl Global {
     }
 
     fn client_settings(&self) -> anyhow::Result<Settings> {
-        let file = self.file()?.client.timeout.map(|text| parse_duration(&text)).transpose()?;
+        let file = self.file()?.client;
+        let timeout = file.timeout.map(|text| parse_duration(&text)).transpose()?;
         let mut settings = Settings::default();
-        if let Some(timeout) = self.timeout.or(file) {
+        settings.discover = !self.no_discovery && file.discovery.unwrap_or(settings.discover);
+        if let Some(timeout) = self.timeout.or(timeout) {
             settings.timeout = timeout;
             settings.connect_timeout = settings.connect_timeout.min(timeout);
         }
@@ -126,12 +133,15 @@ mod tests {
     fn the_file_fills_what_flags_leave_open() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("tenure.toml");
-        let text = "name = \"n1\"\n[client]\nendpoints = [\"a:1\", \"b:2\"]\noutput = \"json\"\ntimeout = \"500ms\"\n";
+        let text = "name = \"n1\"\n[client]\nendpoints = [\"a:1\", \"b:2\"]\noutput = \"json\"\ntimeout = \"500ms\"\ndiscovery = false\n";
         std::fs::write(&path, text).unwrap();
         let file_only = Global { config: Some(path), ..Global::default() };
         assert_eq!(file_only.endpoints().unwrap(), "a:1,b:2");
         assert_eq!(file_only.format().unwrap(), Format::Json);
         assert_eq!(file_only.client_settings().unwrap().timeout, Duration::from_millis(500));
+        assert!(!file_only.client_settings().unwrap().discover);
+        assert!(Global::default().client_settings().unwrap().discover);
+        assert!(!Global { no_discovery: true, ..Global::default() }.client_settings().unwrap().discover);
         let flags = Global { endpoints: Some("c:3".into()), output: Some(Format::Wide), ..file_only };
         assert_eq!(flags.endpoints().unwrap(), "c:3");
         assert_eq!(flags.format().unwrap(), Format::Wide);

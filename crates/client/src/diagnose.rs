@@ -42,6 +42,10 @@ pub enum Cause {
     /// Something answers, but it is no gRPC server; with what it said first.
     NotHttp2(String),
     Closed,
+    /// It takes connections and says nothing.
+    Silent,
+    /// It belongs to another cluster than the one that named it.
+    OtherCluster,
     Other(String),
 }
 
@@ -57,21 +61,34 @@ impl fmt::Display for Cause {
             Cause::Tls => write!(formatter, "it wants TLS, and this client was told to use plaintext"),
             Cause::NotHttp2(said) => write!(formatter, "what listens there is no gRPC server (it said {said:?})"),
             Cause::Closed => write!(formatter, "the server closed the connection"),
+            Cause::Silent => {
+                write!(formatter, "connected but silent: it hangs, is stopped, or the network drops packets")
+            }
+            Cause::OtherCluster => write!(formatter, "it belongs to another cluster than the one that named it"),
             Cause::Other(detail) => write!(formatter, "{detail}"),
         }
     }
 }
 
-/// The cause of a failed connection attempt; None if the status has another origin.
-pub fn connect_failure(status: &Status) -> Option<Cause> {
+/// Whether a call that failed was certainly not carried out, because it never reached the server or was turned away
+/// before anybody looked at it.
+pub fn is_unsent(status: &Status) -> bool {
     let mut source = StdError::source(status);
     while let Some(error) = source {
-        if error.is::<tonic::ConnectError>() {
-            return Some(cause_of(error));
+        // The connection was gone before the call was given to it.
+        if error.is::<tonic::ConnectError>()
+            || error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_canceled)
+        {
+            return true;
+        }
+        if let Some(error) = error.downcast_ref::<h2::Error>() {
+            // A server that says goodbye names the last call that it will look at; those behind it fail so.
+            let is_refused = error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM);
+            return error.is_remote() && (error.is_go_away() || is_refused);
         }
         source = error.source();
     }
-    None
+    false
 }
 
 /// Whether a status comes from a connection that broke, not from the server.
@@ -87,7 +104,7 @@ pub fn innermost(status: &Status) -> Cause {
     }
 }
 
-fn cause_of(error: &(dyn StdError + 'static)) -> Cause {
+pub fn cause_of(error: &(dyn StdError + 'static)) -> Cause {
     let (mut current, mut last, mut unresolved) = (Some(error), error, false);
     while let Some(error) = current {
         unresolved |= error.to_string().contains("dns error");

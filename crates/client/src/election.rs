@@ -6,9 +6,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use tenure_api::v3electionpb as proto;
 use tenure_api::v3electionpb::election_client::ElectionClient;
+use tokio::time::Instant;
 use tonic::Streaming;
 
-use crate::call::{Endpoint, Kind};
+use crate::call::Kind;
+use crate::connection::Connection;
 use crate::{Client, Error, KeyValue, LeaseId};
 
 /// Proof of having been elected, for [`Client::proclaim`] and [`Client::resign`].
@@ -41,7 +43,7 @@ impl Client {
         };
         let elected = self.connections.call(Kind::waiting("campaign"), call).await?;
         let missing = || Error::Protocol {
-            endpoint: self.connections.current().address.text.clone(),
+            endpoint: self.connections.current_address(),
             call: "campaign",
             reason: "the leader's key is missing".to_owned(),
         };
@@ -90,7 +92,7 @@ impl Client {
 pub struct Observer {
     client: Client,
     name: Bytes,
-    stream: Option<(Arc<Endpoint>, Streaming<proto::LeaderResponse>)>,
+    stream: Option<(Arc<Connection>, Streaming<proto::LeaderResponse>)>,
     /// Revision of what was told last, so that a new stream does not tell it again.
     last: Option<i64>,
 }
@@ -125,13 +127,17 @@ impl Observer {
             };
             self.stream = Some(self.client.connections.call_somewhere(KIND, call).await?);
         }
-        let (endpoint, replies) = self.stream.as_mut().expect("it was opened above");
-        match replies.message().await {
-            Ok(reply) => Ok(reply.and_then(|reply| reply.kv)),
-            Err(status) => {
-                let endpoint = endpoint.clone();
-                Err(self.client.connections.judge_stream(&endpoint, KIND, &status).await?)
+        let (connection, replies) = self.stream.as_mut().expect("it was opened above");
+        let waiting = Instant::now();
+        let reply = tokio::select! {
+            reply = replies.message() => reply,
+            () = connection.fallen_silent() => {
+                return Err(self.client.connections.judge_silence(connection, KIND, waiting.elapsed()));
             }
+        };
+        match reply {
+            Ok(reply) => Ok(reply.and_then(|reply| reply.kv)),
+            Err(status) => Err(self.client.connections.judge_stream(connection, KIND, &status)?),
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Reads lists of endpoints.
 
+use std::net::IpAddr;
+
 use tonic::transport::Uri;
 
 use crate::error::Error;
@@ -10,6 +12,13 @@ pub struct Address {
     /// As people write it: `host:port`.
     pub text: String,
     pub uri: Uri,
+}
+
+impl Address {
+    /// Known by its number; None for names.
+    pub fn ip(&self) -> Option<IpAddr> {
+        self.uri.host()?.trim_matches(['[', ']']).parse().ok()
+    }
 }
 
 /// Reads `A,B,C`; blanks around commas do not matter, repetitions are dropped.
@@ -27,7 +36,7 @@ pub fn parse_list(list: &str) -> Result<Vec<Address>, Error> {
     }
 }
 
-fn parse(text: &str) -> Result<Address, Error> {
+pub fn parse(text: &str) -> Result<Address, Error> {
     let bare = match text.split_once("://") {
         Some(("http", bare)) => bare.trim_end_matches('/'),
         Some(("https", _)) => return Err(refused(text, "this version of Tenure does not speak TLS yet")),

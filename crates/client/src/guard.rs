@@ -9,9 +9,8 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::ops::Deref;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::Poll;
-use std::time::Duration;
 
 use tenure_api::tenure::v1 as proto;
 use tokio::sync::{OwnedMutexGuard, watch};
@@ -19,7 +18,9 @@ use tokio::sync::{OwnedMutexGuard, watch};
 use crate::keeper::HeldLease;
 use crate::lifecycle::Cause;
 use crate::session::Session;
-use crate::{Client, Deadline, Error, EventKind, LeaseId, LockError, Watch};
+use crate::session_stream::Granted;
+use crate::shared_sessions::SharedSessions;
+use crate::{Deadline, Error, LeaseId, LockError};
 
 /// A lock is not held any more.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -47,14 +48,14 @@ struct Grant {
     signature: String,
     lease: Arc<HeldLease>,
     /// Set when this lock ends and its lease does not.
-    ended: watch::Sender<Option<Cause>>,
+    ended: Arc<watch::Sender<Option<Cause>>>,
 }
 
 impl Held {
-    pub(crate) fn new(asked: &proto::LockRequest, granted: proto::LockResponse, lease: Arc<HeldLease>) -> Held {
-        let proto::LockResponse { key, fencing_token: token, slot, signature, .. } = granted;
+    pub(crate) fn new(asked: &proto::SessionLock, granted: Granted, lease: Arc<HeldLease>) -> Held {
+        let Granted { token, slot, signature, ended } = granted;
         let names = [std::slice::from_ref(&asked.name), &asked.more_names].concat();
-        let (holder, ended) = (asked.holder_id.clone(), watch::Sender::new(None));
+        let (key, holder) = (format!("{}/{:x}", asked.name, lease.id), asked.holder_id.clone());
         Held { grant: Arc::new(Grant { names, key, token, slot, holder, signature, lease, ended }) }
     }
 
@@ -172,32 +173,6 @@ impl Held {
             Some(_) => false,
         });
     }
-
-    /// Notices an operator's release or a deleted key, which the lease would not show. Short
-    /// tenures are over before this costs anything.
-    pub(crate) fn watch_place(&self, client: Client, after: Duration, revision: i64) {
-        let (held, lease) = (self.clone(), self.grant.lease.clone());
-        let key = self.grant.key.clone();
-        self.grant.lease.keeper().spawn(async move {
-            let watching = async {
-                tokio::time::sleep(after).await;
-                let watch = Watch::keys(key).start(revision + 1).without_puts();
-                // What cannot be watched is not noticed: the promise holds without it.
-                let mut watcher = client.watch(watch).await.ok()?;
-                loop {
-                    let events = watcher.next().await.ok()?.events;
-                    if events.iter().any(|event| event.kind == EventKind::Delete) {
-                        return Some(());
-                    }
-                }
-            };
-            tokio::select! {
-                deleted = watching => if deleted.is_some() { held.end(Cause::Taken) },
-                _ = held.lost() => {}
-            }
-            drop(lease);
-        });
-    }
 }
 
 impl fmt::Debug for Held {
@@ -210,8 +185,8 @@ impl fmt::Debug for Held {
 pub(crate) struct Place {
     pub held: Held,
     pub session: Session,
-    /// The lease is for this lock alone, and ends with it.
-    pub is_alone: bool,
+    /// Where the session comes from, if not from the user.
+    pub shared_sessions: Option<Weak<SharedSessions>>,
     /// The turns of this session at the names: whoever is next may ask the server only then.
     pub turns: Vec<OwnedMutexGuard<()>>,
     pub given_back: bool,
@@ -221,17 +196,18 @@ impl Place {
     async fn give_back(&mut self) -> Result<(), LockError> {
         let before = self.held.check();
         self.held.end(Cause::Released);
-        let client = self.session.client();
-        let released = client.unlock_all(self.held.names(), self.held.token()).await;
+        let released = self.session.unlock(self.held.names(), self.held.token()).await;
         // What could not be told now is told in the background; see `drop`.
         self.given_back = !matches!(&released, Err(error) if error.is_passing());
         match released {
             Ok(true) => Ok(()),
             // "Not the holder": somebody else has it by now.
-            Ok(false) | Err(Error::Refused { code: tonic::Code::FailedPrecondition, .. }) => Err(match before {
-                Err(lost) => lost.into(),
-                Ok(()) => self.held.because(Cause::Taken).into(),
-            }),
+            Ok(false) | Err(Error::LeaseNotFound | Error::Refused { code: tonic::Code::FailedPrecondition, .. }) => {
+                Err(match before {
+                    Err(lost) => lost.into(),
+                    Ok(()) => self.held.because(self.held.grant.lease.state().lost.unwrap_or(Cause::Taken)).into(),
+                })
+            }
             Err(error) => Err(error.into()),
         }
     }
@@ -240,15 +216,21 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         self.held.end(Cause::Released);
-        if self.given_back {
-            return;
-        }
         let (session, held, turns) = (self.session.clone(), self.held.clone(), std::mem::take(&mut self.turns));
-        let keeper = session.keeper().clone();
-        let client = keeper.client().clone();
-        keeper.owe(async move {
-            session.give_back(&client, held.names(), held.token()).await;
+        let shared_sessions = self.shared_sessions.take();
+        let return_session = move |session: &Session| {
             drop(turns);
+            if let Some(shared_sessions) = shared_sessions.and_then(|shared_sessions| shared_sessions.upgrade()) {
+                shared_sessions.given_back(session);
+            }
+        };
+        if self.given_back {
+            return return_session(&session);
+        }
+        let keeper = session.keeper().clone();
+        keeper.owe(async move {
+            session.give_back(held.names(), held.token()).await;
+            return_session(&session);
         });
     }
 }
@@ -296,13 +278,7 @@ impl LockGuard {
     /// and the lease ends in any case.
     pub async fn release(self) -> Result<(), LockError> {
         match Arc::into_inner(self.place) {
-            Some(mut place) => {
-                let given_back = place.give_back().await;
-                if place.is_alone && place.given_back {
-                    place.session.end();
-                }
-                given_back
-            }
+            Some(mut place) => place.give_back().await,
             None => Ok(()),
         }
     }

@@ -9,12 +9,13 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OwnedMutexGuard, mpsc, watch};
 
-use crate::call::Connections;
 use crate::clock::{self, Alarm};
+use crate::connections::Connections;
 use crate::lifecycle::{CancelAt, Cause, Effect, Input, Lifecycle};
-use crate::{Client, Deadline, Error, LeaseId, renewal};
+use crate::session_stream::{Order, SessionStream};
+use crate::{Client, Deadline, Error, LeaseId};
 
 type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -80,12 +81,17 @@ impl Keeper {
 
     /// As [`Keeper::spawn`], for what [`Client::settled`] waits for.
     pub fn owe(self: &Arc<Keeper>, work: impl Future<Output = ()> + Send + 'static) {
-        self.owed.send_modify(|owed| *owed += 1);
-        let paid = Paid(self.clone());
+        let owed = self.owed(Vec::new());
         self.spawn(async move {
             work.await;
-            drop(paid);
+            drop(owed);
         });
+    }
+
+    /// Something has to be given back before these turns are somebody else's; and [`Client::settled`] waits for it.
+    pub fn owed(self: &Arc<Keeper>, turns: Vec<OwnedMutexGuard<()>>) -> Owed {
+        self.owed.send_modify(|owed| *owed += 1);
+        Owed { keeper: self.clone(), _turns: turns }
     }
 
     pub async fn settled(&self) {
@@ -94,11 +100,15 @@ impl Keeper {
     }
 }
 
-struct Paid(Arc<Keeper>);
+/// Dropped when it is paid.
+pub(crate) struct Owed {
+    keeper: Arc<Keeper>,
+    _turns: Vec<OwnedMutexGuard<()>>,
+}
 
-impl Drop for Paid {
+impl Drop for Owed {
     fn drop(&mut self) {
-        self.0.owed.send_modify(|owed| *owed -= 1);
+        self.keeper.owed.send_modify(|owed| *owed -= 1);
     }
 }
 
@@ -160,7 +170,7 @@ pub(crate) struct HeldLease {
     pub id: LeaseId,
     life: Mutex<Life>,
     state: watch::Sender<State>,
-    renewals: mpsc::UnboundedSender<u64>,
+    orders: mpsc::UnboundedSender<Order>,
     keeper: Arc<Keeper>,
     itself: Weak<HeldLease>,
 }
@@ -173,17 +183,17 @@ struct Life {
 impl HeldLease {
     /// Keeps a lease that was asked for at `sent_ms` and granted for `ttl_ms`.
     pub fn keep(keeper: &Arc<Keeper>, id: LeaseId, cancel_at: CancelAt, sent_ms: u64, ttl_ms: u64) -> Arc<HeldLease> {
-        let (renewals, numbers) = mpsc::unbounded_channel();
+        let (orders, arriving) = mpsc::unbounded_channel();
         let lifecycle = Lifecycle::new(cancel_at, sent_ms, ttl_ms);
         let lease = Arc::new_cyclic(|itself| HeldLease {
             id,
             life: Mutex::new(Life { lifecycle, scheduled_ms: None }),
             state: watch::Sender::default(),
-            renewals,
+            orders,
             keeper: keeper.clone(),
             itself: itself.clone(),
         });
-        keeper.spawn(renewal::run(keeper.client().clone(), Arc::downgrade(&lease), id, numbers));
+        keeper.spawn(SessionStream::new(keeper.client().clone(), Arc::downgrade(&lease), id, arriving).run());
         lease.step(Input::Tick);
         lease
     }
@@ -192,13 +202,17 @@ impl HeldLease {
         &self.keeper
     }
 
+    /// What is ordered of a session that is over comes to nothing: whoever waits for an answer learns that there is none.
+    pub fn order(&self, order: Order) {
+        let _ = self.orders.send(order);
+    }
+
     /// Anybody may step it, at any time: the clock is read here.
     pub fn step(&self, input: Input) {
         let mut life = self.life.lock().unwrap_or_else(PoisonError::into_inner);
         for effect in life.lifecycle.step(clock::now_ms(), input) {
             match effect {
-                // If the task is gone, the lease is being dropped.
-                Effect::SendRenewal { number } => drop(self.renewals.send(number)),
+                Effect::SendRenewal { number } => self.order(Order::Renew(number)),
                 Effect::Confirmed => self.publish(|state| state.warned = false),
                 Effect::Warn => self.publish(|state| state.warned = true),
                 Effect::Cancel => self.publish(|state| state.cancelled = true),

@@ -11,7 +11,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use tonic::transport::Channel;
 
-use crate::call::{Endpoint, Kind};
+use crate::call::Kind;
+use crate::connection::Connection;
 use crate::{Client, Error};
 
 /// Names a lease; people see it in hexadecimal.
@@ -87,7 +88,7 @@ pub struct KeepAlive {
 }
 
 struct RenewalStream {
-    endpoint: Arc<Endpoint>,
+    connection: Arc<Connection>,
     requests: mpsc::Sender<proto::LeaseKeepAliveRequest>,
     replies: Streaming<proto::LeaseKeepAliveResponse>,
 }
@@ -106,7 +107,7 @@ impl KeepAlive {
                 Ok(Err(Renewal::Broken(error))) => last = Some(error),
                 Err(_) => {
                     let silent = || Error::Timeout {
-                        endpoint: self.client.connections.current().address.text.clone(),
+                        endpoint: self.client.connections.current_address(),
                         call: "lease keep-alive",
                         waited: started.elapsed(),
                         reason: "the renewal was sent and not answered".to_owned(),
@@ -124,6 +125,7 @@ impl KeepAlive {
 
     async fn renew_once(&mut self) -> Result<Duration, Renewal> {
         let request = proto::LeaseKeepAliveRequest { id: self.id };
+        let started = tokio::time::Instant::now();
         let stream = match &mut self.stream {
             Some(stream) => {
                 if stream.requests.send(request).await.is_err() {
@@ -139,18 +141,23 @@ impl KeepAlive {
             }
         };
         loop {
-            let reply = match stream.replies.message().await {
-                Ok(Some(reply)) => reply,
-                Ok(None) => {
+            let connections = &self.client.connections;
+            let reply = match stream.connection.listen(stream.replies.message()).await {
+                Some(Ok(Some(reply))) => reply,
+                None => {
+                    let silence = connections.judge_silence(&stream.connection, KIND, started.elapsed());
+                    return Err(Renewal::Broken(silence));
+                }
+                Some(Ok(None)) => {
                     return Err(Renewal::Broken(Error::Lost {
-                        endpoint: stream.endpoint.address.text.clone(),
+                        endpoint: stream.connection.address.text.clone(),
                         call: "lease keep-alive",
                         cause: crate::Cause::Closed,
                         unknown: false,
                     }));
                 }
-                Err(status) => {
-                    let judged = self.client.connections.judge_stream(&stream.endpoint, KIND, &status).await;
+                Some(Err(status)) => {
+                    let judged = connections.judge_stream(&stream.connection, KIND, &status);
                     return Err(judged.map_or_else(Renewal::Ended, Renewal::Broken));
                 }
             };
@@ -178,9 +185,9 @@ async fn open(client: &Client, request: proto::LeaseKeepAliveRequest) -> Result<
         sender = Some(requests);
         async move { LeaseClient::new(channel).lease_keep_alive(ReceiverStream::new(outgoing)).await }
     };
-    let (endpoint, replies) = client.connections.call_somewhere(KIND, call).await?;
+    let (connection, replies) = client.connections.call_somewhere(KIND, call).await?;
     let requests = sender.expect("a call that succeeded was made");
-    Ok(RenewalStream { endpoint, requests, replies })
+    Ok(RenewalStream { connection, requests, replies })
 }
 
 fn seconds(seconds: i64) -> Duration {

@@ -29,18 +29,24 @@
 //!
 //! Three rules hold for every call:
 //! - A call whose outcome is unknown is not repeated unless repeating it changes nothing. Reads are
-//!   repeated at the next endpoint until their time is up; writes only if they were certainly not sent.
+//!   repeated at the next server until their time is up; writes only if they were certainly not carried out:
+//!   never sent, turned away by a server that stops, or refused for want of a leader.
 //! - An error names its cause and what can be done about it; see [`Error`].
-//! - Nothing connects before the first call needs it, and a lost connection comes back by itself.
-//!   Only a client that has never reached anybody fails at once when all endpoints refuse it.
+//! - Nothing connects before the first call needs it, and a lost connection comes back by itself. A server
+//!   that accepts connections but says nothing is passed over: no write is sent to it, and what waits there
+//!   goes on elsewhere if it can. Only a client that has never reached anybody fails at once when nobody can
+//!   be reached.
 #![forbid(unsafe_code)]
 
 mod barrier;
 mod call;
 pub mod clock;
 mod cluster;
+mod connection;
+mod connections;
 mod describe;
 mod diagnose;
+mod discovery;
 mod durations;
 mod election;
 mod endpoint;
@@ -54,8 +60,10 @@ mod lease;
 pub mod lifecycle;
 mod lock;
 mod maintenance;
-mod renewal;
+mod places;
 mod session;
+mod session_stream;
+mod shared_sessions;
 mod txn;
 mod watch;
 
@@ -85,8 +93,9 @@ pub use session::{Session, SessionRequest};
 pub use txn::{Compare, Operation, OperationReply, Relation, Target, Txn, TxnReply};
 pub use watch::{Event, EventKind, Events, Watch, Watcher};
 
-use call::Connections;
+use connections::Connections;
 use keeper::Keeper;
+use shared_sessions::SharedSessions;
 
 /// The store's logical clock: one more with every change.
 pub type Revision = i64;
@@ -118,11 +127,14 @@ pub struct Settings {
     /// For a call, all repetitions included. Calls that wait for their turn (lock, campaign) have no limit.
     pub timeout: Duration,
     pub connect_timeout: Duration,
+    /// Whether the client asks who else belongs to the cluster, to go there if need be. Members are found where
+    /// they say that clients find them; without it, only the endpoints that were given are used.
+    pub discover: bool,
 }
 
 impl Default for Settings {
     fn default() -> Settings {
-        Settings { timeout: Duration::from_secs(5), connect_timeout: Duration::from_secs(2) }
+        Settings { timeout: Duration::from_secs(5), connect_timeout: Duration::from_secs(2), discover: true }
     }
 }
 
@@ -132,6 +144,8 @@ pub struct Client {
     connections: Arc<Connections>,
     /// Started with the first lease.
     keeper: Arc<OnceLock<Arc<Keeper>>>,
+    /// For locks that are asked for without a session.
+    shared_sessions: Arc<SharedSessions>,
 }
 
 impl Client {
@@ -145,7 +159,7 @@ impl Client {
     }
 
     fn over(connections: Connections) -> Client {
-        Client { connections: Arc::new(connections), keeper: Arc::default() }
+        Client { connections: Arc::new(connections), keeper: Arc::default(), shared_sessions: Arc::default() }
     }
 
     fn keeper(&self) -> Result<Arc<Keeper>, Error> {
@@ -161,19 +175,27 @@ impl Client {
     /// Waits until all that was dropped has been given back: guards, sessions, places in queues. To
     /// be called before a process ends; without it, what is left over ends with its lease.
     pub async fn settled(&self) {
-        if let Some(keeper) = self.keeper.get() {
-            keeper.settled().await;
-        }
+        let Some(keeper) = self.keeper.get() else { return };
+        keeper.settled().await;
+        // What was given back has left sessions behind that nobody uses.
+        self.shared_sessions.close_idle();
+        keeper.settled().await;
     }
 
     /// The addresses of all endpoints, in the order given.
     pub fn endpoints(&self) -> Vec<String> {
+        self.connections.given_addresses()
+    }
+
+    /// The endpoints given, and behind them the members that were discovered.
+    pub fn known_endpoints(&self) -> Vec<String> {
         self.connections.addresses()
     }
 
-    /// A client with the same settings for other endpoints.
+    /// A client with the same settings for other endpoints, and no others.
     pub fn at(&self, endpoints: &str) -> Result<Client, Error> {
-        Ok(Client::over(Connections::new(endpoint::parse_list(endpoints)?, self.connections.settings())))
+        let settings = Settings { discover: false, ..self.connections.settings() };
+        Ok(Client::over(Connections::new(endpoint::parse_list(endpoints)?, settings)))
     }
 
     /// A client for each endpoint that talks to no other, to ask every member the same.

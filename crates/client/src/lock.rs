@@ -1,24 +1,23 @@
 //! Asking for a lock: what is asked for, and what comes of it.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use tenure_api::tenure::v1 as proto;
-use tenure_api::tenure::v1::lock_service_client::LockServiceClient;
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::Instant;
 use tonic::Code;
 
-use crate::call::Kind;
 use crate::describe::time;
 use crate::guard::{Held, LockGuard, Lost, Place};
 use crate::lifecycle::{CancelAt, Cause};
 use crate::session::{DEFAULT_TTL, Entry, Session};
+use crate::session_stream::{Granted, Refused};
+use crate::shared_sessions::{SessionKind, SharedSessions};
 use crate::{Client, Error, Mode};
 
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// How much longer than the wait that was asked for an answer may take.
 const SLACK: Duration = Duration::from_secs(5);
 
@@ -187,42 +186,41 @@ impl LockRequest {
     pub async fn acquire(self) -> Result<LockGuard, LockError> {
         self.check()?;
         let started = Instant::now();
-        let is_alone = self.session.is_none();
-        let session = match &self.session {
-            Some(session) => session.clone(),
-            None => {
-                let mut request = self.client.session().ttl(self.ttl).cancel_at(self.cancel_at);
-                if !self.holder.is_empty() {
-                    request = request.client_id(self.holder.clone());
-                }
-                request.open().await?
-            }
+        let (session, turns) = match &self.session {
+            None => self.client.shared_session(self.session_kind(), &self.names).await?,
+            Some(session) => match self.enter(session, started).await? {
+                Entry::Turn(turns) => (session.clone(), turns),
+                Entry::Join(place) => return Ok(LockGuard::new(place)),
+                Entry::Held(name) => return Err(LockError::AlreadyHeld { name }),
+            },
         };
-        let turns = match self.enter(&session, started).await? {
-            Entry::Turn(turns) => turns,
-            Entry::Join(place) => return Ok(LockGuard::new(place)),
-            Entry::Held(name) => return Err(LockError::AlreadyHeld { name }),
-        };
+        let shared_sessions = self.session.is_none().then(|| Arc::downgrade(&self.client.shared_sessions));
         let request = self.request(&session);
-        let mut asking = Asking { session: session.clone(), is_alone, request, turns, is_settled: false };
+        let ticket = NEXT_TICKET.fetch_add(1, Ordering::Relaxed);
+        let mut asking = Asking { session: session.clone(), ticket, turns, shared_sessions, is_settled: false };
         let answer = tokio::select! {
-            answer = self.ask(&asking.request, started) => answer,
-            cause = session.lost() => Err(LockError::LeaseLost { name: self.names[0].clone(), cause }),
+            answer = self.ask(&session, ticket, &request, started) => answer,
+            cause = session.lost() => Err(self.lease_lost(cause)),
         };
         let unknown = matches!(&answer, Err(LockError::Call(error)) if error.outcome_is_unknown());
         asking.is_settled = !unknown;
-        let response = answer?;
-        if !response.acquired {
-            return Err(self.not_acquired(response, started));
-        }
-        let revision = response.header.unwrap_or_default().revision;
-        let lease = session.held_lease().clone();
-        let held = Held::new(&asking.request, response, lease);
-        held.watch_place(session.keeper().client().clone(), session.ttl() / 3, revision);
-        let turns = std::mem::take(&mut asking.turns);
-        let place = Arc::new(Place { held, session: session.clone(), is_alone, turns, given_back: false });
+        let granted = match answer? {
+            Ok(granted) => granted,
+            Err(refused) => {
+                drop(asking);
+                return Err(self.refused(&session, refused, started).await);
+            }
+        };
+        let held = Held::new(&request, granted, session.held_lease().clone());
+        let (turns, shared_sessions) = (std::mem::take(&mut asking.turns), asking.shared_sessions.take());
+        let place = Arc::new(Place { held, session: session.clone(), shared_sessions, turns, given_back: false });
         session.entered(&place, self.mode, &self.owner);
         Ok(LockGuard::new(place))
+    }
+
+    fn session_kind(&self) -> SessionKind {
+        let client_id = (!self.holder.is_empty()).then(|| self.holder.clone());
+        SessionKind { ttl: self.ttl, cancel_at: self.cancel_at, client_id }
     }
 
     fn check(&self) -> Result<(), LockError> {
@@ -258,63 +256,53 @@ impl LockRequest {
         }
     }
 
-    /// Asks until there is an answer. It may be asked again after a lost connection, because the
-    /// same lease has the same place: what was granted meanwhile is answered as it was.
-    async fn ask(&self, request: &proto::LockRequest, started: Instant) -> Result<proto::LockResponse, LockError> {
+    /// Asks on the session's stream, which sees to it that there is an answer.
+    async fn ask(
+        &self,
+        session: &Session,
+        ticket: u64,
+        request: &proto::SessionLock,
+        started: Instant,
+    ) -> Result<Result<Granted, Refused>, LockError> {
         let give_up = self.give_up(started);
-        let mut pause = FIRST_PAUSE;
-        loop {
-            let mut request = request.clone();
-            let left = give_up.map(|give_up| give_up.saturating_duration_since(Instant::now()));
-            request.timeout_ms = left.map(|left| i64::try_from(left.as_millis()).unwrap_or(i64::MAX));
-            let call = |channel| {
-                let request = request.clone();
-                async move { LockServiceClient::new(channel).lock(request).await }
-            };
-            let asked = self.client.connections.call(Kind::waiting("lock"), call);
-            let answer = match left {
-                None => asked.await,
-                Some(left) => match tokio::time::timeout(left.saturating_add(SLACK), asked).await {
-                    Ok(answer) => answer,
-                    Err(_) => return Err(self.silence(started).into()),
-                },
-            };
-            let error = match answer {
-                Ok(response) => return Ok(response),
-                Err(error) => error,
-            };
-            let over = give_up.is_some_and(|give_up| Instant::now() >= give_up + SLACK);
-            if !error.is_passing() || over {
-                return Err(self.refused(error));
+        let answered = session.ask_for(ticket, request.clone(), give_up);
+        let answer = match give_up {
+            None => answered.await,
+            Some(give_up) => match tokio::time::timeout_at(give_up + SLACK, answered).await {
+                Ok(answer) => answer,
+                Err(_) => return Err(silence(session, started).into()),
+            },
+        };
+        // A stream that is gone has found the session to be over.
+        answer.map_err(|_| self.lease_lost(session.held_lease().state().lost.unwrap_or(Cause::LeaseEnded)))
+    }
+
+    fn lease_lost(&self, cause: Cause) -> LockError {
+        LockError::LeaseLost { name: self.names[0].clone(), cause }
+    }
+
+    async fn refused(&self, session: &Session, refused: Refused, started: Instant) -> LockError {
+        let Refused { status, holder, waiting } = refused;
+        match status.code() {
+            // Busy.
+            Code::Aborted => {
+                let holder = holder.unwrap_or_default();
+                self.busy(holder.holder_id, time(holder.granted_unix_ms), waiting, started)
             }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
-        }
-    }
-
-    fn silence(&self, started: Instant) -> Error {
-        Error::Timeout {
-            endpoint: self.client.connections.current().address.text.clone(),
-            call: "lock",
-            waited: started.elapsed(),
-            reason: "the member is connected but silent".to_owned(),
-            unknown: true,
-        }
-    }
-
-    fn refused(&self, error: Error) -> LockError {
-        match error {
-            Error::Refused { code: Code::FailedPrecondition, message } if message.starts_with("deadlock:") => {
-                let cycle = message.trim_start_matches("deadlock:").trim().to_owned();
+            // Time is up; who is in the way has to be asked for.
+            Code::DeadlineExceeded => {
+                let described = self.client.describe_lock(self.names[0].clone()).await.ok();
+                let waiting = described.as_ref().map_or(0, |described| described.waiters.len() as u64);
+                let holder = described.and_then(|described| described.holders.into_iter().next());
+                let (id, since) = holder.map_or_else(Default::default, |holder| (holder.id, holder.granted));
+                self.busy(id, since, waiting, started)
+            }
+            Code::FailedPrecondition if status.message().starts_with("deadlock:") => {
+                let cycle = status.message().trim_start_matches("deadlock:").trim().to_owned();
                 LockError::Deadlock { name: self.names[0].clone(), cycle }
             }
-            error => LockError::Call(error),
+            _ => LockError::Call(session.read("lock", &status, started.elapsed())),
         }
-    }
-
-    fn not_acquired(&self, response: proto::LockResponse, started: Instant) -> LockError {
-        let holder = response.holder.unwrap_or_default();
-        self.busy(holder.holder_id, time(holder.granted_unix_ms), response.waiting, started)
     }
 
     fn busy(&self, holder: String, since: Option<SystemTime>, waiting: u64, started: Instant) -> LockError {
@@ -325,14 +313,13 @@ impl LockRequest {
         }
     }
 
-    fn request(&self, session: &Session) -> proto::LockRequest {
+    fn request(&self, session: &Session) -> proto::SessionLock {
         // Named in any case: the lease's client is forgotten with the lease, the holder is not.
         let holder = if self.holder.is_empty() { session.client_id() } else { &self.holder };
         let (mode, slots) = self.mode.to_proto();
-        proto::LockRequest {
+        proto::SessionLock {
             name: self.names[0].clone(),
             more_names: self.names[1..].to_vec(),
-            lease_id: session.lease(),
             metadata: self.metadata.clone(),
             timeout_ms: None,
             mode: mode.into(),
@@ -343,51 +330,37 @@ impl LockRequest {
     }
 }
 
+fn silence(session: &Session, started: Instant) -> Error {
+    Error::Timeout {
+        endpoint: session.keeper().client().connections.current_address(),
+        call: "lock",
+        waited: started.elapsed(),
+        reason: "no member has answered".to_owned(),
+        unknown: true,
+    }
+}
+
+static NEXT_TICKET: AtomicU64 = AtomicU64::new(1);
+
 /// A question to the server whose answer may never be read. Then nobody knows whether the session
 /// has a place, or even the lock, until the server is asked again.
 struct Asking {
     session: Session,
-    is_alone: bool,
-    request: proto::LockRequest,
+    ticket: u64,
     turns: Vec<OwnedMutexGuard<()>>,
+    shared_sessions: Option<Weak<SharedSessions>>,
     is_settled: bool,
 }
 
 impl Drop for Asking {
     fn drop(&mut self) {
-        // A lease for this lock alone ends with it, and takes everything along.
-        if self.is_settled || self.is_alone {
-            return;
+        let turns = std::mem::take(&mut self.turns);
+        match self.is_settled {
+            true => drop(turns),
+            false => self.session.abandon(self.ticket, turns),
         }
-        let (session, turns) = (self.session.clone(), std::mem::take(&mut self.turns));
-        let mut request = self.request.clone();
-        request.timeout_ms = Some(0);
-        let keeper = session.keeper().clone();
-        let client = keeper.client().clone();
-        keeper.owe(async move {
-            leave(&client, &session, &request).await;
-            drop(turns);
-        });
-    }
-}
-
-/// Finds out what became of a request, and gives it back: asks for the same, which takes its place over, but
-/// hardly waits, which leaves the place if its turn has not come.
-async fn leave(client: &Client, session: &Session, request: &proto::LockRequest) {
-    let request = &proto::LockRequest { timeout_ms: Some(1), ..request.clone() };
-    let kind = Kind { name: "lock", idempotent: true, unlimited: false };
-    while session.held_lease().state().lost.is_none() {
-        let call = |channel| {
-            let request = request.clone();
-            async move { LockServiceClient::new(channel).lock(request).await }
-        };
-        match client.connections.call(kind, call).await {
-            Ok(response) if response.acquired => {
-                let names = [std::slice::from_ref(&request.name), &request.more_names].concat();
-                return session.give_back(client, &names, response.fencing_token).await;
-            }
-            Err(error) if error.is_passing() => tokio::time::sleep(LONGEST_PAUSE).await,
-            Ok(_) | Err(_) => return,
+        if let Some(shared_sessions) = self.shared_sessions.take().and_then(|weak| weak.upgrade()) {
+            shared_sessions.given_back(&self.session);
         }
     }
 }

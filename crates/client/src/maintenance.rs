@@ -6,9 +6,11 @@ use bytes::Bytes;
 use tenure_api::etcdserverpb as proto;
 use tenure_api::etcdserverpb::alarm_request::AlarmAction;
 use tenure_api::etcdserverpb::maintenance_client::MaintenanceClient;
+use tokio::time::Instant;
 use tonic::Streaming;
 
-use crate::call::{Endpoint, Kind};
+use crate::call::Kind;
+use crate::connection::Connection;
 use crate::{Cause, Client, Error, Header, Revision};
 
 /// How a member sees itself and the cluster.
@@ -132,8 +134,8 @@ impl Client {
                 .snapshot(proto::SnapshotRequest {})
                 .await
         };
-        let (endpoint, stream) = self.connections.call_somewhere(KIND, call).await?;
-        Ok(SnapshotStream { client: self.clone(), endpoint, stream, remaining: None })
+        let (connection, stream) = self.connections.call_somewhere(KIND, call).await?;
+        Ok(SnapshotStream { client: self.clone(), connection, stream, remaining: None })
     }
 }
 
@@ -142,7 +144,7 @@ const KIND: Kind = Kind { name: "snapshot", idempotent: true, unlimited: false }
 /// The pieces of a snapshot, in order. The last 32 bytes are the SHA-256 of all before them.
 pub struct SnapshotStream {
     client: Client,
-    endpoint: Arc<Endpoint>,
+    connection: Arc<Connection>,
     stream: Streaming<proto::SnapshotResponse>,
     remaining: Option<u64>,
 }
@@ -150,19 +152,23 @@ pub struct SnapshotStream {
 impl SnapshotStream {
     /// The next piece; None at the end. A break in between is an error: a snapshot starts over.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
-        match self.stream.message().await {
+        let waiting = Instant::now();
+        let Some(piece) = self.connection.listen(self.stream.message()).await else {
+            return Err(self.client.connections.judge_silence(&self.connection, KIND, waiting.elapsed()));
+        };
+        match piece {
             Ok(Some(piece)) => {
                 self.remaining = Some(piece.remaining_bytes);
                 Ok(Some(piece.blob))
             }
             Ok(None) if self.remaining.unwrap_or(0) > 0 => Err(Error::Lost {
-                endpoint: self.endpoint.address.text.clone(),
+                endpoint: self.connection.address.text.clone(),
                 call: KIND.name,
                 cause: Cause::Closed,
                 unknown: false,
             }),
             Ok(None) => Ok(None),
-            Err(status) => Err(self.client.connections.judge_stream(&self.endpoint, KIND, &status).await?),
+            Err(status) => Err(self.client.connections.judge_stream(&self.connection, KIND, &status)?),
         }
     }
 
@@ -172,6 +178,6 @@ impl SnapshotStream {
     }
 
     pub fn endpoint(&self) -> &str {
-        &self.endpoint.address.text
+        &self.connection.address.text
     }
 }

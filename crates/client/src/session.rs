@@ -11,13 +11,17 @@ use std::time::Duration;
 
 use tenure_api::tenure::v1 as proto;
 use tenure_api::tenure::v1::lock_service_client::LockServiceClient;
-use tokio::sync::OwnedMutexGuard;
+use tokio::sync::{OwnedMutexGuard, oneshot};
+use tokio::time::Instant;
+use tonic::Status;
 
 use crate::call::Kind;
+use crate::error::{Meaning, read_status};
 use crate::guard::Place;
 use crate::keeper::{HeldLease, Keeper};
 use crate::lifecycle::{CancelAt, Cause};
 use crate::lock::LockRequest;
+use crate::session_stream::{Granted, LockOrder, Order, Refused, UnlockOrder};
 use crate::{Client, Deadline, Error, LeaseId, Mode, clock};
 
 /// Long enough to outlive a new leader's election and a network that recovers.
@@ -68,6 +72,8 @@ impl SessionRequest {
 
     pub async fn open(self) -> Result<Session, Error> {
         let SessionRequest { client: ClientHandle(client), ttl, client_id, cancel_at } = self;
+        // Sessions that the client keeps for its locks must not keep the client.
+        let client = client.without_shared_sessions();
         let keeper = client.keeper()?;
         let ttl_ms = i64::try_from(ttl.as_millis()).unwrap_or(i64::MAX);
         let request = proto::LeaseGrantRequest { ttl_ms, id: 0, client_id: client_id.clone() };
@@ -170,10 +176,6 @@ impl Session {
         }
     }
 
-    pub(crate) fn client(&self) -> &Client {
-        &self.inner.client
-    }
-
     pub(crate) fn held_lease(&self) -> &Arc<HeldLease> {
         &self.inner.lease
     }
@@ -182,9 +184,67 @@ impl Session {
         self.inner.lease.keeper()
     }
 
-    /// As [`Session::close`], in the background.
-    pub(crate) fn end(&self) {
-        self.inner.end();
+    /// Asks for a lock on the session's stream. The answer may be waited for as long as the session lasts.
+    pub(crate) fn ask_for(
+        &self,
+        ticket: u64,
+        request: proto::SessionLock,
+        give_up: Option<Instant>,
+    ) -> oneshot::Receiver<Result<Granted, Refused>> {
+        let (answer, answered) = oneshot::channel();
+        self.inner.lease.order(Order::Lock(LockOrder { ticket, request: Box::new(request), give_up, answer }));
+        answered
+    }
+
+    /// Nobody waits for that answer any more: what comes of it is given back, and then the turns are free.
+    pub(crate) fn abandon(&self, ticket: u64, turns: Vec<OwnedMutexGuard<()>>) {
+        let owed = self.keeper().owed(turns);
+        self.inner.lease.order(Order::Abandon { ticket, owed });
+    }
+
+    /// False: it was not held any more.
+    pub(crate) async fn unlock(&self, names: &[String], token: i64) -> Result<bool, Error> {
+        let (answer, answered) = oneshot::channel();
+        let (started, timeout) = (Instant::now(), self.inner.client.connections.settings().timeout);
+        self.inner.lease.order(Order::Unlock(UnlockOrder { names: names.to_vec(), token, answer }));
+        let endpoint = || self.keeper().client().connections.current_address();
+        match tokio::time::timeout(timeout, answered).await {
+            Ok(Ok(Ok(released))) => Ok(released),
+            Ok(Ok(Err(status))) => Err(self.read("unlock", &status, started.elapsed())),
+            Ok(Err(_)) => Err(Error::LeaseNotFound),
+            Err(_) => Err(Error::Timeout {
+                endpoint: endpoint(),
+                call: "unlock",
+                waited: started.elapsed(),
+                reason: "no member could be told yet".to_owned(),
+                unknown: true,
+            }),
+        }
+    }
+
+    pub(crate) fn read(&self, call: &'static str, status: &Status, waited: Duration) -> Error {
+        let endpoint = self.keeper().client().connections.current_address();
+        match read_status(&endpoint, call, waited, status, true) {
+            Meaning::Final(error) | Meaning::Passing(error) => error,
+        }
+    }
+
+    /// Whether nobody is at any name.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.names().values().all(|name| Arc::strong_count(&name.turn) == 1)
+    }
+
+    /// The turns at all names, if nobody is at any of them.
+    pub(crate) fn try_enter(&self, names: &[String]) -> Option<Vec<OwnedMutexGuard<()>>> {
+        let mut sorted: Vec<&String> = names.iter().collect();
+        sorted.sort();
+        sorted.dedup();
+        let mut table = self.names();
+        if table.len() > NAMES_KEPT {
+            table.retain(|_, name| Arc::strong_count(&name.turn) > 1);
+        }
+        let turn = |name: &String| table.entry(name.clone()).or_default().turn.clone().try_lock_owned().ok();
+        sorted.into_iter().map(turn).collect()
     }
 
     /// Waits for this caller's turn at all names. They are taken in one order, so that callers of
@@ -234,8 +294,8 @@ impl Session {
     }
 
     /// Tells the server until it knows, or until the lease has ended by itself.
-    pub(crate) async fn give_back(&self, client: &Client, names: &[String], token: i64) {
-        while let Err(error) = client.unlock_all(names, token).await
+    pub(crate) async fn give_back(&self, names: &[String], token: i64) {
+        while let Err(error) = self.unlock(names, token).await
             && error.is_passing()
             && self.inner.lease.state().lost.is_none()
         {

@@ -13,11 +13,13 @@ use tenure_api::etcdserverpb::watch_create_request::FilterType;
 use tenure_api::etcdserverpb::watch_request::RequestUnion;
 use tenure_api::mvccpb::event::EventType;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::MetadataValue;
 use tonic::{Request, Streaming};
 
-use crate::call::{Endpoint, Kind};
+use crate::call::Kind;
+use crate::connection::Connection;
 use crate::{Cause, Client, Error, KeyValue, Keys, Revision};
 
 const KIND: Kind = Kind { name: "watch", idempotent: true, unlimited: false };
@@ -124,7 +126,7 @@ pub struct Watcher {
 }
 
 struct Open {
-    endpoint: Arc<Endpoint>,
+    connection: Arc<Connection>,
     /// Kept so that the server does not see the end of our requests.
     _requests: mpsc::Sender<proto::WatchRequest>,
     replies: Streaming<proto::WatchResponse>,
@@ -170,13 +172,18 @@ impl Watcher {
             };
         }
         let stream = self.stream.as_mut().expect("it was opened above");
-        match stream.replies.message().await {
+        let (connections, waiting) = (&self.client.connections, Instant::now());
+        let message = tokio::select! {
+            message = stream.replies.message() => message,
+            () = stream.connection.fallen_silent() => {
+                let silence = connections.judge_silence(&stream.connection, KIND, waiting.elapsed());
+                return Ok(Step::Broken(silence));
+            }
+        };
+        match message {
             Ok(Some(response)) => self.receive(response),
             Ok(None) => Ok(Step::Broken(self.lost())),
-            Err(status) => {
-                let endpoint = stream.endpoint.clone();
-                self.client.connections.judge_stream(&endpoint, KIND, &status).await.map(Step::Broken)
-            }
+            Err(status) => connections.judge_stream(&stream.connection, KIND, &status).map(Step::Broken),
         }
     }
 
@@ -226,20 +233,20 @@ impl Watcher {
             request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
             async move { WatchClient::new(channel).max_decoding_message_size(usize::MAX).watch(request).await }
         };
-        let (endpoint, replies) = self.client.connections.call_somewhere(KIND, call).await?;
+        let (connection, replies) = self.client.connections.call_somewhere(KIND, call).await?;
         let requests = sender.expect("a call that succeeded was made");
-        let stream = self.stream.insert(Open { endpoint, _requests: requests, replies });
-        let timeout = self.client.connections.settings().timeout;
-        match tokio::time::timeout(timeout, stream.replies.message()).await {
-            Ok(Ok(Some(response))) if response.created => match self.receive(response)? {
+        let stream = self.stream.insert(Open { connection, _requests: requests, replies });
+        let (timeout, opened) = (self.client.connections.settings().timeout, Instant::now());
+        let connections = &self.client.connections;
+        let first = stream.connection.listen(stream.replies.message());
+        match tokio::time::timeout(timeout, first).await {
+            Ok(Some(Ok(Some(response)))) if response.created => match self.receive(response)? {
                 Step::Broken(error) => Err(error),
                 _ => Ok(()),
             },
-            Ok(Ok(_)) => Err(self.lost()),
-            Ok(Err(status)) => {
-                let endpoint = stream.endpoint.clone();
-                Err(self.client.connections.judge_stream(&endpoint, KIND, &status).await?)
-            }
+            Ok(Some(Ok(_))) => Err(self.lost()),
+            Ok(Some(Err(status))) => Err(connections.judge_stream(&stream.connection, KIND, &status)?),
+            Ok(None) => Err(connections.judge_silence(&stream.connection, KIND, opened.elapsed())),
             Err(_) => Err(Error::Timeout {
                 endpoint: self.address(),
                 call: KIND.name,
@@ -252,8 +259,8 @@ impl Watcher {
     }
 
     fn address(&self) -> String {
-        let current = || self.client.connections.current();
-        self.stream.as_ref().map_or_else(current, |stream| stream.endpoint.clone()).address.text.clone()
+        let current = || self.client.connections.current_address();
+        self.stream.as_ref().map_or_else(current, |stream| stream.connection.address.text.clone())
     }
 
     fn lost(&self) -> Error {

@@ -252,5 +252,48 @@ async fn listings_are_put_together_from_pages() {
     let names: Vec<String> = client.locks("").await.unwrap().locks.into_iter().map(|lock| lock.name).collect();
     assert_eq!(names, ["a", "b"]);
     assert!(matches!(client.unlock("a", 1).await, Ok(false)));
-    assert!(matches!(client.describe_lock("a").await, Err(Error::Unknown { .. })));
+    assert!(matches!(client.sessions().await, Err(Error::Unknown { .. })));
+}
+
+#[tokio::test]
+async fn locks_of_different_names_share_a_stream_and_those_of_one_name_have_places_of_their_own() {
+    let (fake, client) = start().await;
+    let (a, b) = (client.lock("a").acquire().await.unwrap(), client.lock("b").acquire().await.unwrap());
+    assert_eq!((a.lease(), fake.read(|state| state.opened)), (b.lease(), 1));
+    let next = tokio::spawn(client.lock("a").acquire());
+    fake.until("it stands in the queue", |state| state.waiting("a") == 1).await;
+    a.release().await.unwrap();
+    let next = soon(next).await.unwrap().unwrap();
+    assert_ne!(next.lease(), b.lease());
+    assert_eq!(fake.read(|state| (state.opened, state.leases.len())), (2, 2));
+    drop((b, next));
+    let again = client.lock("a").acquire().await.unwrap();
+    assert_eq!(fake.read(|state| state.opened), 2, "a session that is free is used again");
+    again.release().await.unwrap();
+    soon(client.settled()).await;
+    assert!(fake.read(|state| state.leases.is_empty()), "nothing is left when everything is settled");
+}
+
+#[tokio::test]
+async fn an_unlock_whose_answer_was_lost_is_not_in_doubt() {
+    let (fake, client) = start().await;
+    let (guard, kept) = (client.lock("a").acquire().await.unwrap(), client.lock("b").acquire().await.unwrap());
+    fake.change(|state| state.lost_unlock_answers = 1);
+    guard.release().await.expect("the session is told that it holds the lock no more");
+    assert_eq!(fake.read(|state| (state.unlocks.len(), state.opened)), (1, 2));
+    kept.check().unwrap();
+}
+
+#[tokio::test]
+async fn a_lock_that_is_missing_when_the_session_comes_back_is_lost() {
+    let (fake, client) = start().await;
+    let (gone, kept) = (client.lock("a").acquire().await.unwrap(), client.lock("b").acquire().await.unwrap());
+    fake.change(|state| {
+        state.queues.remove("a");
+        state.lost_lock_answers = 1;
+    });
+    let other = client.lock("c").acquire().await.unwrap();
+    assert_eq!(soon(gone.lost()).await.cause, LossCause::Taken);
+    kept.check().unwrap();
+    other.check().unwrap();
 }

@@ -18,6 +18,7 @@ mod members;
 mod message;
 mod outbox;
 pub mod output;
+mod probe;
 mod propose;
 mod question;
 mod read;

@@ -142,6 +142,7 @@ pub struct LeaseStatus {
 pub enum Failure {
     #[error(transparent)]
     Refused(#[from] Refusal),
+    /// Nothing was proposed: the call may be made again, elsewhere or later.
     #[error("no leader")]
     NoLeader,
     /// The outcome is unknown: the command may still be applied.

@@ -50,7 +50,9 @@ impl Replica {
         let number = ready.number();
         self.last_ready = number;
         for message in ready.take_messages() {
-            self.send(&message);
+            if !self.is_said_already(&message) {
+                self.send(&message);
+            }
         }
         let mut messages = Vec::new();
         for mut message in ready.take_persisted_messages() {

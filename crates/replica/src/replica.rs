@@ -22,6 +22,7 @@ use crate::lock_watch::LockHub;
 use crate::log::Log;
 use crate::members::Membership;
 use crate::message::{self, PeerMessage};
+use crate::probe::Probes;
 use crate::propose::{Proposals, Queued, Unsent, Waits};
 use crate::question::{PeerAnswers, Question, Questions};
 use crate::read::{Confirmed, Reads};
@@ -74,6 +75,8 @@ pub struct Replica {
     pub(crate) forwards: Forwards,
     /// As a leader: who forwards to this member.
     pub(crate) greeted: Greeted,
+    /// And who has been sent what it may lack.
+    pub(crate) probes: Probes,
     /// Refused in this step, by member.
     pub(crate) refusals: BTreeMap<MemberId, Vec<(u64, Failure)>>,
     pub(crate) questions: Questions,
@@ -178,6 +181,7 @@ impl Replica {
             proposals: Proposals::default(),
             forwards: Forwards::default(),
             greeted: Greeted::default(),
+            probes: Probes::default(),
             refusals: BTreeMap::new(),
             questions: Questions::default(),
             peer_answers: PeerAnswers::new(),

@@ -56,6 +56,33 @@ fn a_read_needs_a_quorum_and_a_renewal_too() {
     assert_eq!(cluster.counts.kept_alive, 0);
 }
 
+/// Every read makes a heartbeat, and every answer to one makes raft send all that the member may lack.
+#[test]
+fn a_member_that_comes_back_is_not_drowned_in_what_it_lacks() {
+    const MISSED: u64 = 200;
+    let mut cluster = Cluster::new(4, small_config());
+    let leader = cluster.wait_for_leader();
+    let away = MEMBERS.into_iter().find(|member| *member != leader).unwrap();
+    cluster.isolate(away);
+    for _ in 0..MISSED {
+        cluster.put(leader);
+        cluster.run(1);
+    }
+    cluster.restart(away);
+    cluster.heal();
+    // It hears everything, and takes its time to say what it has.
+    cluster.host(away).disk_pace_ms = 60;
+    let before = cluster.counts.entries_sent;
+    for _ in 0..200 {
+        cluster.get(leader);
+        cluster.run(1);
+    }
+    cluster.run(500);
+    let (sent, leader) = (cluster.counts.entries_sent - before, cluster.leader().unwrap());
+    assert_eq!(cluster.status(away).applied_index, cluster.status(leader).applied_index);
+    assert!(sent < 10 * MISSED, "{sent} entries were sent to a member that lacked {MISSED}");
+}
+
 #[test]
 fn what_another_leader_overwrote_is_told_so() {
     let mut cluster = Cluster::new(3, small_config());

@@ -1,5 +1,7 @@
 //! Several real server processes that are one cluster.
 
+use std::path::Path;
+
 use tempfile::TempDir;
 use tenure_client::Client;
 
@@ -7,7 +9,8 @@ use super::{Server, own_address};
 
 pub struct Cluster {
     pub servers: Vec<Server>,
-    _directory: TempDir,
+    peers: Vec<String>,
+    directory: TempDir,
 }
 
 impl Cluster {
@@ -26,7 +29,28 @@ impl Cluster {
         for server in &mut servers {
             assert!(server.is_ready(), "a member did not start:\n{}", server.stderr());
         }
-        Cluster { servers, _directory: directory }
+        Cluster { servers, peers, directory }
+    }
+
+    /// One more member, which votes when this returns.
+    pub async fn join(&mut self) {
+        let (name, peer) = (format!("n{}", self.servers.len() + 1), own_address());
+        let flags = ["--name", &name, "--peer-listen", &peer, "--join", &self.peers[0]];
+        let mut server = Server::spawn(&self.directory.path().join(&name), own_address(), &flags);
+        assert!(server.is_ready(), "a member did not join:\n{}", server.stderr());
+        let client = self.client().await;
+        super::place::soon(async {
+            while !client.members().await.unwrap().members.iter().any(|known| known.name == name && !known.is_learner) {
+                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            }
+        })
+        .await;
+        self.servers.push(server);
+        self.peers.push(peer);
+    }
+
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
     }
 
     pub fn endpoints(&self) -> String {

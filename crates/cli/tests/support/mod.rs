@@ -102,6 +102,16 @@ impl Server {
     /// Kills it and starts it again, at the same address and on the same directory.
     pub fn restart(&mut self) {
         self.kill();
+        self.start_again();
+    }
+
+    /// Ends it in order and starts it again.
+    pub fn restart_in_order(&mut self) {
+        assert_eq!(self.terminate(), Some(0), "it did not end in order:\n{}", self.stderr());
+        self.start_again();
+    }
+
+    fn start_again(&mut self) {
         let flags: Vec<&str> = self.flags.iter().map(String::as_str).collect();
         let mut server = Server::spawn(&self.directory, self.address.clone(), &flags);
         assert!(server.is_ready(), "the server did not start again:\n{}", server.stderr());

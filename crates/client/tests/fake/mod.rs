@@ -2,6 +2,8 @@
 //! which no real server does at a moment that a test can choose. Exclusive locks only.
 #![allow(dead_code)]
 
+mod session;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -9,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use tenure_api::tenure::v1::lock_service_server::{LockService, LockServiceServer};
 use tenure_api::tenure::v1::*;
 use tokio::sync::{mpsc, watch};
-use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
-use tokio_stream::{Stream, StreamExt};
+use tokio_stream::Stream;
+use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
 #[derive(Clone)]
@@ -34,6 +36,10 @@ pub struct State {
     pub lost_lock_answers: u32,
     pub lock_calls: u32,
     pub unlocks: Vec<i64>,
+    /// So many answers to Unlock are lost after the call was carried out.
+    pub lost_unlock_answers: u32,
+    /// How often a session's stream was opened.
+    pub opened: u32,
     pub deadlock: bool,
 }
 
@@ -83,30 +89,42 @@ impl Fake {
     pub fn end_lease(&self, id: i64) {
         self.change(|state| state.end_lease(id));
     }
-
-    fn answer(&self, name: &str, lease: i64, renewed: bool) -> Option<LockResponse> {
-        let state = self.state();
-        let queue = state.queues.get(name)?;
-        let first = queue.front()?;
-        let holds = first.lease == lease;
-        let holder = Holder { holder_id: first.holder.clone(), granted_unix_ms: 1_000, ..Holder::default() };
-        Some(LockResponse {
-            header: Some(Header { revision: state.token, ..Header::default() }),
-            key: format!("{name}/{lease:x}"),
-            fencing_token: if holds { first.token } else { 0 },
-            acquired: holds,
-            renewed,
-            holder: (!holds).then_some(holder),
-            waiting: queue.len() as u64 - 1,
-            ..LockResponse::default()
-        })
-    }
 }
 
 impl State {
     fn end_lease(&mut self, id: i64) {
         self.leases.remove(&id);
         self.queues.values_mut().for_each(|queue| queue.retain(|entry| entry.lease != id));
+    }
+
+    fn unlock(&mut self, name: &str, token: i64) -> Result<bool, Status> {
+        self.unlocks.push(token);
+        let Some(queue) = self.queues.get_mut(name) else { return Ok(false) };
+        match queue.front() {
+            None => Ok(false),
+            Some(first) if first.token != token => Err(Status::failed_precondition("not the holder")),
+            Some(_) => Ok(queue.pop_front().is_some()),
+        }
+    }
+
+    /// Takes a place, or finds the one that the lease has.
+    fn join(&mut self, name: &str, lease: i64, holder: &str) {
+        self.lock_calls += 1;
+        self.token += 1;
+        let token = self.token;
+        let queue = self.queues.entry(name.to_owned()).or_default();
+        if queue.iter().all(|entry| entry.lease != lease) {
+            queue.push_back(Entry { lease, token, holder: holder.to_owned() });
+        }
+    }
+
+    fn leave(&mut self, name: &str, lease: i64) {
+        self.queues.get_mut(name).into_iter().for_each(|queue| queue.retain(|entry| entry.lease != lease));
+    }
+
+    /// The token, if it is the lease's turn.
+    fn granted(&self, name: &str, lease: i64) -> Option<i64> {
+        self.queues.get(name)?.front().filter(|first| first.lease == lease).map(|first| first.token)
     }
 
     pub fn holder(&self, name: &str) -> Option<i64> {
@@ -118,110 +136,23 @@ impl State {
     }
 }
 
-/// Leaves the queue when the call is cancelled.
-struct Leaving<'a> {
-    fake: &'a Fake,
-    name: String,
-    lease: i64,
-    armed: bool,
-}
-
-impl Drop for Leaving<'_> {
-    fn drop(&mut self) {
-        if self.armed {
-            self.fake.change(|state| {
-                if let Some(queue) = state.queues.get_mut(&self.name) {
-                    queue.retain(|entry| entry.lease != self.lease);
-                }
-            });
-        }
-    }
-}
-
 type Replies<Reply> = Pin<Box<dyn Stream<Item = Result<Reply, Status>> + Send>>;
 type Answer<Reply> = Result<Response<Reply>, Status>;
 
 #[tonic::async_trait]
 impl LockService for Fake {
-    async fn lock(&self, request: Request<LockRequest>) -> Answer<LockResponse> {
-        let request = request.into_inner();
-        if self.state().deadlock {
-            return Err(Status::failed_precondition("deadlock: a waits for b, b waits for a"));
-        }
-        if !self.state().leases.contains_key(&request.lease_id) {
-            return Err(Status::not_found("etcdserver: requested lease not found"));
-        }
-        let renewed = self.change(|state| {
-            state.lock_calls += 1;
-            state.token += 1;
-            let token = state.token;
-            let queue = state.queues.entry(request.name.clone()).or_default();
-            let known = queue.iter().any(|entry| entry.lease == request.lease_id);
-            if !known {
-                let holder = request.holder_id.clone();
-                queue.push_back(Entry { lease: request.lease_id, token, holder });
-            }
-            known
-        });
-        let lost = self.change(|state| {
-            let lost = state.lost_lock_answers > 0;
-            state.lost_lock_answers -= u32::from(lost);
-            lost
-        });
-        if lost {
-            return Err(Status::unavailable("the answer is lost"));
-        }
-        let mut changed = self.changed.subscribe();
-        let mut leaving = Leaving { fake: self, name: request.name.clone(), lease: request.lease_id, armed: true };
-        let waiting = async {
-            loop {
-                match self.answer(&request.name, request.lease_id, renewed) {
-                    Some(answer) if answer.acquired => return answer,
-                    _ => changed.changed().await.unwrap(),
-                }
-            }
-        };
-        let answer = match request.timeout_ms {
-            None => waiting.await,
-            Some(ms) => {
-                let time = std::time::Duration::from_millis(ms.max(0) as u64);
-                match tokio::time::timeout(time, waiting).await {
-                    Ok(answer) => answer,
-                    Err(_) => {
-                        let answer = self.answer(&request.name, request.lease_id, renewed);
-                        return Ok(Response::new(answer.unwrap_or_default()));
-                    }
-                }
-            }
-        };
-        leaving.armed = false;
-        Ok(Response::new(answer))
+    async fn lock(&self, _: Request<LockRequest>) -> Answer<LockResponse> {
+        Err(Status::unimplemented("fake"))
     }
 
-    async fn try_lock(&self, request: Request<LockRequest>) -> Answer<LockResponse> {
-        let mut request = request.into_inner();
-        request.timeout_ms = Some(0);
-        self.lock(Request::new(request)).await
+    async fn try_lock(&self, _: Request<LockRequest>) -> Answer<LockResponse> {
+        Err(Status::unimplemented("fake"))
     }
 
     async fn unlock(&self, request: Request<UnlockRequest>) -> Answer<UnlockResponse> {
-        let request = request.into_inner();
-        let released = self.change(|state| {
-            state.unlocks.push(request.fencing_token);
-            let Some(queue) = state.queues.get_mut(&request.name) else { return Ok(false) };
-            match queue.front() {
-                None => Ok(false),
-                Some(first) if first.token != request.fencing_token => Err(()),
-                Some(_) => {
-                    queue.pop_front();
-                    Ok(true)
-                }
-            }
-        });
-        match released {
-            Ok(released) => Ok(Response::new(UnlockResponse { released, ..UnlockResponse::default() })),
-            Err(()) => Err(Status::failed_precondition("not the holder")),
-        }
+        let UnlockRequest { name, fencing_token, .. } = request.into_inner();
+        let released = self.change(|state| state.unlock(&name, fencing_token))?;
+        Ok(Response::new(UnlockResponse { released, ..UnlockResponse::default() }))
     }
 
     async fn lease_grant(&self, request: Request<LeaseGrantRequest>) -> Answer<LeaseGrantResponse> {
@@ -244,29 +175,9 @@ impl LockService for Fake {
 
     async fn lease_keep_alive(
         &self,
-        request: Request<Streaming<LeaseKeepAliveRequest>>,
+        _: Request<Streaming<LeaseKeepAliveRequest>>,
     ) -> Answer<Self::LeaseKeepAliveStream> {
-        let (fake, mut requests) = (self.clone(), request.into_inner());
-        let (replies, outgoing) = mpsc::channel(4);
-        tokio::spawn(async move {
-            while let Some(Ok(LeaseKeepAliveRequest { id })) = requests.next().await {
-                let (ttl_ms, silent) = fake.change(|state| {
-                    state.renewals += 1;
-                    (state.leases.get(&id).copied(), state.silent)
-                });
-                if silent {
-                    continue;
-                }
-                let reply = match ttl_ms {
-                    Some(ttl_ms) => Ok(LeaseKeepAliveResponse { id, ttl_ms, header: None }),
-                    None => Err(Status::not_found("etcdserver: requested lease not found")),
-                };
-                if replies.send(reply).await.is_err() {
-                    return;
-                }
-            }
-        });
-        Ok(Response::new(Box::pin(ReceiverStream::new(outgoing))))
+        Err(Status::unimplemented("fake"))
     }
 
     async fn campaign(&self, _: Request<CampaignRequest>) -> Answer<LockResponse> {
@@ -299,8 +210,13 @@ impl LockService for Fake {
         Err(Status::unimplemented("fake"))
     }
 
-    async fn describe(&self, _: Request<DescribeRequest>) -> Answer<DescribeResponse> {
-        Err(Status::unimplemented("fake"))
+    async fn describe(&self, request: Request<DescribeRequest>) -> Answer<DescribeResponse> {
+        let name = request.into_inner().name;
+        let holder = |entry: &Entry| Holder { holder_id: entry.holder.clone(), ..Holder::default() };
+        let queue = self.state().queues.get(&name).cloned().unwrap_or_default();
+        let waiters = queue.iter().skip(1).map(|entry| Waiter { entry: Some(holder(entry)), ..Waiter::default() });
+        let (holders, waiters) = (queue.front().map(holder).into_iter().collect(), waiters.collect());
+        Ok(Response::new(DescribeResponse { name, holders, waiters, ..DescribeResponse::default() }))
     }
 
     async fn list(&self, request: Request<ListRequest>) -> Answer<ListResponse> {
@@ -324,7 +240,9 @@ impl LockService for Fake {
     }
 
     type SessionStream = Replies<SessionResponse>;
-    async fn session(&self, _: Request<Streaming<SessionRequest>>) -> Answer<Self::SessionStream> {
-        Err(Status::unimplemented("fake"))
+    async fn session(&self, request: Request<Streaming<SessionRequest>>) -> Answer<Self::SessionStream> {
+        let (replies, outgoing) = mpsc::unbounded_channel();
+        tokio::spawn(session::serve(self.clone(), request.into_inner(), replies));
+        Ok(Response::new(Box::pin(UnboundedReceiverStream::new(outgoing))))
     }
 }

@@ -81,6 +81,8 @@ pub struct Counts {
     pub terms: u64,
     pub snapshots: u64,
     pub snapshots_refused: u64,
+    /// In raft's messages, whether they arrive or not.
+    pub entries_sent: u64,
 }
 
 /// What a client waits for.
@@ -537,6 +539,7 @@ impl Cluster {
     }
 
     fn send(&mut self, from: MemberId, to: MemberId, message: Bytes) {
+        self.counts.entries_sent += raft_message(&message).map_or(0, |message| message.entries.len() as u64);
         if self.copied == Some((from, to, message[0])) {
             self.copies.push(Packet { due_ms: 0, from, to, message: message.clone() });
         }
