@@ -96,7 +96,7 @@ where
         let thread = &thread;
         let handles: Vec<_> = (0..threads).map(|index| scope.spawn(move || thread(index))).collect();
         gate.wait();
-        let probe = UsageProbe::start(server.pid);
+        let probe = UsageProbe::start(&server.pids);
         let started = Instant::now();
         gate.wait();
         gate.wait();

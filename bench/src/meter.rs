@@ -50,14 +50,14 @@ pub struct Measurement {
 
 /// Reads a server's usage at the two ends of a measurement.
 #[derive(Clone, Copy)]
-pub struct UsageProbe {
-    pid: Option<u32>,
+pub struct UsageProbe<'a> {
+    pids: &'a [u32],
     before: Option<Usage>,
 }
 
-impl UsageProbe {
-    pub fn start(pid: Option<u32>) -> UsageProbe {
-        UsageProbe { pid, before: pid.and_then(process::usage) }
+impl<'a> UsageProbe<'a> {
+    pub fn start(pids: &'a [u32]) -> UsageProbe<'a> {
+        UsageProbe { pids, before: process::usage_of_all(pids) }
     }
 
     /// The memory that was resident at the start.
@@ -67,7 +67,7 @@ impl UsageProbe {
 
     /// CPU time since the start, and the memory resident now.
     pub fn stop(self) -> (Option<Duration>, Option<u64>) {
-        let after = self.pid.and_then(process::usage);
+        let after = process::usage_of_all(self.pids);
         let cpu = self.before.zip(after).map(|(before, after)| after.cpu.saturating_sub(before.cpu));
         (cpu, after.map(|usage| usage.resident_bytes))
     }

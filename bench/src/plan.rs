@@ -78,7 +78,7 @@ impl Plan {
             ensure!(!server.endpoints.is_empty(), "{}: no endpoint", server.name);
             let twice = self.servers[..index].iter().any(|other| other.name == server.name);
             ensure!(!twice, "two servers are called {}", server.name);
-            if let Some(pid) = server.pid {
+            for &pid in &server.pids {
                 ensure!(crate::process::usage(pid).is_some(), "{}: there is no process {pid}", server.name);
             }
         }
@@ -101,26 +101,26 @@ pub enum Limit {
 pub struct Server {
     pub name: String,
     pub endpoints: Vec<String>,
-    /// Its process on this machine, if its CPU time and memory are to be reported.
-    pub pid: Option<u32>,
+    /// Its processes on this machine, if their CPU time and memory are to be reported.
+    pub pids: Vec<u32>,
 }
 
-/// Reads `NAME=ENDPOINT[,ENDPOINT…][@PID]`.
+/// Reads `NAME=ENDPOINT[,ENDPOINT…][@PID[,PID…]]`.
 impl FromStr for Server {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> anyhow::Result<Server> {
-        let (name, rest) = text.split_once('=').with_context(|| format!("{text}: expected NAME=ENDPOINT[@PID]"))?;
-        let (endpoints, pid) = match rest.rsplit_once('@') {
-            Some((endpoints, pid)) => {
-                (endpoints, Some(pid.parse().with_context(|| format!("{pid}: not a process id"))?))
-            }
-            None => (rest, None),
+        let (name, rest) = text.split_once('=').with_context(|| format!("{text}: expected NAME=ENDPOINT,…[@PID,…]"))?;
+        let (endpoints, pids) = rest.rsplit_once('@').unwrap_or((rest, ""));
+        let parse = |pid: &str| pid.parse().with_context(|| format!("{pid}: not a process id"));
+        let pids: Vec<u32> = match rest.contains('@') {
+            true => pids.split(',').map(parse).collect::<anyhow::Result<_>>()?,
+            false => Vec::new(),
         };
         if name.is_empty() || endpoints.is_empty() {
-            bail!("{text}: expected NAME=ENDPOINT[@PID]");
+            bail!("{text}: expected NAME=ENDPOINT,…[@PID,…]");
         }
-        Ok(Server { name: name.to_owned(), endpoints: endpoints.split(',').map(str::to_owned).collect(), pid })
+        Ok(Server { name: name.to_owned(), endpoints: endpoints.split(',').map(str::to_owned).collect(), pids })
     }
 }
 
@@ -140,10 +140,11 @@ pub enum Workload {
     Waiters,
     Range,
     Fill,
+    Phases,
 }
 
 impl Workload {
-    pub const ALL: [Workload; 13] = [
+    pub const ALL: [Workload; 14] = [
         Workload::Put,
         Workload::Get,
         Workload::Lock,
@@ -157,6 +158,7 @@ impl Workload {
         Workload::Waiters,
         Workload::Range,
         Workload::Fill,
+        Workload::Phases,
     ];
 
     pub fn name(self) -> &'static str {
@@ -174,6 +176,7 @@ impl Workload {
             Workload::Waiters => "waiters",
             Workload::Range => "range",
             Workload::Fill => "fill",
+            Workload::Phases => "phases",
         }
     }
 
@@ -197,6 +200,9 @@ impl Workload {
             Workload::Waiters => "all clients wait for one lock, and each passes it on to the next: once for each",
             Workload::Range => "puts, without and then with a client that keeps reading all keys at once",
             Workload::Fill => "writes the given number of keys, each once",
+            Workload::Phases => {
+                "puts at --rate; each line on standard input begins a phase, the end of it ends the run"
+            }
         }
     }
 }
@@ -226,11 +232,13 @@ mod tests {
     #[test]
     fn servers_read_with_and_without_a_process() {
         let server: Server = "etcd=127.0.0.1:2379@42".parse().unwrap();
-        assert_eq!((server.name.as_str(), server.pid), ("etcd", Some(42)));
+        assert_eq!((server.name.as_str(), &server.pids[..]), ("etcd", &[42][..]));
         assert_eq!(server.endpoints, ["127.0.0.1:2379"]);
         let server: Server = "tenure=http://a:1,b:2".parse().unwrap();
-        assert_eq!((server.endpoints.len(), server.pid), (2, None));
-        for wrong in ["etcd", "=a:1", "etcd=", "etcd=a:1@me"] {
+        assert_eq!((server.endpoints.len(), server.pids.len()), (2, 0));
+        let server: Server = "tenure=a:1,b:2,c:3@4,5,6".parse().unwrap();
+        assert_eq!((server.endpoints.len(), &server.pids[..]), (3, &[4, 5, 6][..]));
+        for wrong in ["etcd", "=a:1", "etcd=", "etcd=a:1@me", "etcd=a:1@", "etcd=a:1@1,"] {
             assert!(wrong.parse::<Server>().is_err(), "{wrong}");
         }
     }
@@ -244,7 +252,7 @@ mod tests {
 
     #[test]
     fn plans_that_cannot_run_are_refused() {
-        let server = |name: &str| Server { name: name.into(), endpoints: vec!["a:1".into()], pid: None };
+        let server = |name: &str| Server { name: name.into(), endpoints: vec!["a:1".into()], pids: vec![] };
         let plan = Plan { workloads: vec![Workload::Put], servers: vec![server("a"), server("b")], ..Plan::default() };
         assert!(plan.validate().is_ok());
         assert!(Plan { servers: vec![server("a"), server("a")], ..plan.clone() }.validate().is_err());
@@ -256,7 +264,7 @@ mod tests {
         for ttl in [Duration::ZERO, Duration::from_millis(1500)] {
             assert!(Plan { ttl, ..plan.clone() }.validate().is_err(), "{ttl:?}");
         }
-        let dead = Server { pid: Some(u32::MAX), ..server("dead") };
+        let dead = Server { pids: vec![u32::MAX], ..server("dead") };
         assert!(Plan { servers: vec![dead], ..plan }.validate().is_err());
     }
 }

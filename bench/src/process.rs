@@ -20,6 +20,16 @@ pub fn usage(pid: u32) -> Option<Usage> {
     parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
+/// The usage of some running processes together; None if there are none, or not all of them.
+pub fn usage_of_all(pids: &[u32]) -> Option<Usage> {
+    let together = |left: Usage, right: Usage| Usage {
+        cpu: left.cpu + right.cpu,
+        resident_bytes: left.resident_bytes + right.resident_bytes,
+    };
+    let usages: Option<Vec<Usage>> = pids.iter().map(|pid| usage(*pid)).collect();
+    usages?.into_iter().reduce(together)
+}
+
 fn parse(stat: &str) -> Option<Usage> {
     // The second field is the command in parentheses and may itself hold blanks and parentheses.
     let fields: Vec<&str> = stat[stat.rfind(')')? + 1..].split_ascii_whitespace().collect();
@@ -43,5 +53,12 @@ mod tests {
     fn this_process_exists_and_the_largest_number_does_not() {
         assert!(usage(std::process::id()).is_some_and(|usage| usage.resident_bytes > 0));
         assert_eq!(usage(u32::MAX), None);
+    }
+
+    #[test]
+    fn several_processes_add_up_if_all_of_them_are_there() {
+        let (one, resident) = (std::process::id(), |pids: &[u32]| Some(usage_of_all(pids)?.resident_bytes));
+        assert!(resident(&[one, one]) > resident(&[one]));
+        assert_eq!((resident(&[]), resident(&[one, u32::MAX])), (None, None));
     }
 }

@@ -260,7 +260,7 @@ mod tests {
     }
 
     fn report() -> Report {
-        let server = |name: &str| Server { name: name.into(), endpoints: vec![], pid: None };
+        let server = |name: &str| Server { name: name.into(), endpoints: vec![], pids: vec![] };
         Report::new(&Plan { servers: vec![server("tenure"), server("etcd")], ..Plan::default() })
     }
 

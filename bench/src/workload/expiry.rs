@@ -264,7 +264,7 @@ impl Putter {
 }
 
 /// When the put of this number is due, counted over all clients.
-fn due(number: u64, rate: u64) -> Duration {
+pub fn due(number: u64, rate: u64) -> Duration {
     Duration::from_nanos((u128::from(number) * 1_000_000_000 / u128::from(rate)) as u64)
 }
 
@@ -278,10 +278,10 @@ struct Watched {
 async fn watch(server: &Server, timeline: &Timeline, keys: u64, leases: &HashSet<i64>) -> anyhow::Result<Watched> {
     let connection = Connection::open(&server.endpoints[0]).await?;
     tokio::time::sleep_until(timeline.measured_from.into()).await;
-    let probe = UsageProbe::start(server.pid);
+    let probe = UsageProbe::start(&server.pids);
     tokio::time::sleep_until(timeline.first_due.into()).await;
     let before = driven(probe, timeline.first_due - timeline.measured_from);
-    let probe = UsageProbe::start(server.pid);
+    let probe = UsageProbe::start(&server.pids);
     if keys > 0 {
         until_none(async || count_keys(&connection).await).await?;
     }
@@ -290,7 +290,7 @@ async fn watch(server: &Server, timeline: &Timeline, keys: u64, leases: &HashSet
     Ok(Watched { before, during: driven(probe, gone - timeline.first_due), gone })
 }
 
-fn driven(probe: UsageProbe, elapsed: Duration) -> Driven {
+fn driven(probe: UsageProbe<'_>, elapsed: Duration) -> Driven {
     let (cpu, resident_bytes) = probe.stop();
     Driven { meter: Meter::default(), elapsed, cpu, resident_bytes }
 }

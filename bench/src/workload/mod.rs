@@ -9,6 +9,7 @@ mod fleet;
 mod key_value;
 mod lease;
 mod lock;
+mod phases;
 mod range;
 mod renewals;
 mod session;
@@ -59,6 +60,7 @@ impl Workload {
             Workload::Watch => watch::run(plan, server)?,
             Workload::Waiters => return Ok(vec![waiters::run(plan, server)?]),
             Workload::Range => return range::run(plan, server, progress),
+            Workload::Phases => return phases::run(plan, server, progress),
             Workload::Fill => fill::run(plan, server, "bench/fill/", progress)?,
         };
         Ok(vec![measurement(self.name().to_owned(), server, driven)])

@@ -15,12 +15,12 @@ use crate::plan::{Limit, Plan, Server};
 
 pub fn run(plan: &Plan, server: &Server, progress: Progress<'_>) -> anyhow::Result<Measurement> {
     progress(&format!("renewals on {}: granting {} leases", server.name, plan.leases));
-    let empty = UsageProbe::start(server.pid);
+    let empty = UsageProbe::start(&server.pids);
     let measured = |board: &fleet::Board| {
         progress(&format!("renewals on {}: {} leases", server.name, plan.leases));
         std::thread::sleep(plan.warm_up);
         board.start_measuring();
-        let (probe, started) = (UsageProbe::start(server.pid), Instant::now());
+        let (probe, started) = (UsageProbe::start(&server.pids), Instant::now());
         std::thread::sleep(length(plan));
         board.stop_measuring();
         let elapsed = started.elapsed();

@@ -28,7 +28,7 @@ async fn crowd(plan: &Plan, server: &Server) -> anyhow::Result<Measurement> {
     for number in 0..plan.clients.div_ceil(STREAMS) {
         connections.push(Connection::open(&server.endpoints[number % server.endpoints.len()]).await?);
     }
-    let before = UsageProbe::start(server.pid);
+    let before = UsageProbe::start(&server.pids);
     let mut leases = Vec::new();
     for number in 0..plan.clients {
         leases.push(bounded(lease::grant(&connections[number / STREAMS])).await?);
@@ -43,7 +43,7 @@ async fn crowd(plan: &Plan, server: &Server) -> anyhow::Result<Measurement> {
     let resident_bytes = before.stop().1;
     let idle_bytes = before.resident_before();
 
-    let probe = UsageProbe::start(server.pid);
+    let probe = UsageProbe::start(&server.pids);
     let started = Instant::now();
     let mut meter = Meter::default();
     let mut held = first;

@@ -165,7 +165,7 @@ async fn write(plan: &Plan, server: &Server, board: &Arc<Board>) -> anyhow::Resu
     writer.put_until(Some(Instant::now() + plan.warm_up), u64::MAX).await?;
     writer.settle(plan.depth).await?;
     board.measured_from.store(board.now(), Ordering::Relaxed);
-    let (probe, started) = (UsageProbe::start(server.pid), Instant::now());
+    let (probe, started) = (UsageProbe::start(&server.pids), Instant::now());
     match plan.limit {
         Limit::Time(time) => writer.put_until(Some(started + time), u64::MAX).await?,
         Limit::Operations(operations) => writer.put_until(None, operations.div_ceil(plan.clients as u64)).await?,

@@ -68,14 +68,14 @@ pub struct Bench {
     /// In expiry: how many of the leases have a key [default: all]
     #[arg(long, value_name = "KEYS")]
     leased_keys: Option<u64>,
-    /// In expiry: puts in a second, before it and during it
+    /// In expiry and phases: puts in a second
     #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(1..), value_name = "PUTS")]
     rate: u64,
-    /// The server's process: report the CPU time of an operation and the memory in use
-    #[arg(long, conflicts_with = "compare")]
-    pid: Option<u32>,
+    /// The server's processes: report the CPU time of an operation and the memory in use
+    #[arg(long, value_name = "PID,…", value_delimiter = ',', conflicts_with = "compare")]
+    pid: Vec<u32>,
     /// A server to compare, given several times; replaces --endpoints
-    #[arg(long, value_name = "NAME=ENDPOINT[@PID]", conflicts_with = "endpoints")]
+    #[arg(long, value_name = "NAME=ENDPOINT,…[@PID,…]", conflicts_with = "endpoints")]
     compare: Vec<Server>,
     /// The server to compare the others with [default: the last named]
     #[arg(long, value_name = "NAME", requires = "compare")]
@@ -113,7 +113,7 @@ impl Bench {
             true => self.compare,
             false => {
                 let endpoints = global.endpoints()?.split(',').map(|endpoint| endpoint.trim().to_owned()).collect();
-                vec![Server { name: "server".to_owned(), endpoints, pid: self.pid }]
+                vec![Server { name: "server".to_owned(), endpoints, pids: self.pid }]
             }
         };
         Ok(Plan {
