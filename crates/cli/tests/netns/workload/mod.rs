@@ -20,7 +20,8 @@ use crate::support::until;
 
 const LOCKS: [&str; 2] = ["jobs/0", "jobs/1"];
 const LOCKERS_OF_EACH: usize = 2;
-const SETTINGS: Settings = Settings { timeout: Duration::from_secs(2), connect_timeout: Duration::from_secs(1) };
+const SETTINGS: Settings =
+    Settings { timeout: Duration::from_secs(2), connect_timeout: Duration::from_secs(1), discover: false };
 
 pub struct Workload {
     notes: Arc<Notes>,
