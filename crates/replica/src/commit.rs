@@ -71,9 +71,15 @@ impl Replica {
             }
             return;
         }
-        let envelope = match codec::decode(Bytes::from(entry.data)) {
-            Ok(envelope) => envelope,
-            Err(error) => return self.give_up_over(format!("log entry {index} of term {term}: {error}")),
+        let (envelope, own_waits) = match proposal {
+            Some(proposal) => {
+                debug_assert_eq!(codec::decode(Bytes::from(entry.data)).as_ref(), Ok(&proposal.envelope));
+                (proposal.envelope, Some(proposal.waits))
+            }
+            None => match codec::decode(Bytes::from(entry.data)) {
+                Ok(envelope) => (envelope, None),
+                Err(error) => return self.give_up_over(format!("log entry {index} of term {term}: {error}")),
+            },
         };
         let described = described(&envelope.command);
         let applied = match described.iter().all(|member| self.is_member(*member)) {
@@ -99,7 +105,7 @@ impl Replica {
         }
         let waits = match envelope.origin {
             Some(origin) => self.take_forward(&origin, &applied.reply),
-            None => proposal.map(|proposal| proposal.waits),
+            None => own_waits,
         };
         self.tell(applied, waits);
     }

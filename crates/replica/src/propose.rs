@@ -36,7 +36,7 @@ impl Replica {
         }
         let mut envelope = Envelope { wall_ms: 0, origin: None, command };
         match (self.append(&mut envelope), waits.call()) {
-            (Ok((index, term)), _) => self.proposals.push(Proposal { index, term, since_ms, waits }),
+            (Ok((index, term)), _) => self.proposals.push(Proposal { index, term, since_ms, waits, envelope }),
             (Err(NotAppended::Refused(failure)), Some(call)) => self.fail(call, failure),
             (Err(NotAppended::Refused(Failure::Refused(_))), None) => {}
             (Err(_), _) => self.unsent.push(Unsent { since_ms, command: envelope.command, waits }),
@@ -314,6 +314,8 @@ pub(crate) struct Proposal {
     pub(crate) term: u64,
     pub(crate) since_ms: u64,
     pub(crate) waits: Waits,
+    /// As it stands in the log: whoever proposed it need not decode it again.
+    pub(crate) envelope: Envelope,
 }
 
 /// Proposals in the order of their index.
