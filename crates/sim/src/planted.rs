@@ -20,12 +20,14 @@ pub enum Planted {
     SkipNotice,
     /// The member is never told that a call was given up.
     IgnoreCancel,
-    /// The member's clock runs three times too fast.
+    /// Members' clocks run three times too fast.
     FastClock,
+    /// A member that comes back with an empty disk is taken for the one it was.
+    WelcomeStrangers,
 }
 
 impl Planted {
-    pub const ALL: [Planted; 7] = [
+    pub const ALL: [Planted; 8] = [
         Planted::AcknowledgeEarly,
         Planted::EmptyEntry,
         Planted::StaleRead,
@@ -33,6 +35,7 @@ impl Planted {
         Planted::SkipNotice,
         Planted::IgnoreCancel,
         Planted::FastClock,
+        Planted::WelcomeStrangers,
     ];
 }
 

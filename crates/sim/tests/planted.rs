@@ -1,13 +1,14 @@
 //! The simulation can fail: every bug that is put in on purpose is found within a few seeds.
 
-use tenure_sim::{Planted, TIMELINE_LINES, explain};
+use tenure_sim::{Planted, Setting, TIMELINE_LINES, explain};
 
 const SEEDS: u64 = 40;
 
 /// The seeds until a bug was found, and the rule that it broke.
 fn found(planted: Planted) -> (u64, &'static str) {
     for seed in 0..SEEDS {
-        if let Err(violation) = explain(seed, Some(planted), TIMELINE_LINES) {
+        let setting = Setting { seed, planted: Some(planted), faults: None, lines: TIMELINE_LINES };
+        if let Err(violation) = explain(&setting) {
             assert!(!violation.timeline.is_empty(), "a violation comes with its timeline");
             assert!(violation.to_string().contains(&format!("tenure-sim --seed {seed}")), "and how to see it again");
             return (seed, violation.rule);

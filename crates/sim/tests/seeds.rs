@@ -1,11 +1,11 @@
 //! A few seeds on every build; thousands run with the `tenure-sim` binary.
 
-use tenure_sim::{Report, TIMELINE_LINES, explain};
+use tenure_sim::{Report, Setting, TIMELINE_LINES, explain};
 
 fn run(seeds: std::ops::Range<u64>) {
     let mut total = Report::default();
     for seed in seeds {
-        match explain(seed, None, TIMELINE_LINES) {
+        match explain(&Setting { seed, planted: None, faults: None, lines: TIMELINE_LINES }) {
             Ok(report) => total.add(&report),
             Err(violation) => panic!("{violation}"),
         }
