@@ -1,6 +1,6 @@
 //! Between raft and the driver: messages that come in, and what raft has ready, taken apart in the right order.
 
-use raft::eraftpb::{Entry, Message, MessageType};
+use raft::eraftpb::{Entry, EntryType, Message, MessageType};
 use tenure_machine::MemberId;
 
 use crate::message;
@@ -58,13 +58,17 @@ impl Replica {
                 _ => messages.push((message.to, message::encode_raft(&message))),
             }
         }
-        let hard_state = ready.hs().map(|state| HardState { term: state.term, vote: state.vote, commit: state.commit });
+        let committed = ready.take_committed_entries();
+        // Who votes follows from what is known to be committed. Those who are left by a change may be too few to find
+        // that out again without those who are gone, so it is made durable, by everybody.
+        let changes_members = committed.iter().any(|entry| entry.entry_type() != EntryType::EntryNormal);
+        let state = if changes_members { Some(self.node.raft.hard_state()) } else { ready.hs().cloned() };
+        let hard_state = state.map(|state| HardState { term: state.term, vote: state.vote, commit: state.commit });
         let entries = ready.take_entries();
-        let sync = ready.must_sync();
+        let sync = ready.must_sync() || changes_members;
         let snapshot = self.begin_install(number, ready.snapshot());
         self.node.mut_store().append(&entries);
         let read_states = ready.take_read_states();
-        let committed = ready.take_committed_entries();
         let is_leader = self.is_leader();
         self.node.advance_append_async(ready);
         // Rule 5: all that must be durable, or must wait for what is, goes through the log in order.
