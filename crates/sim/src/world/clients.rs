@@ -73,9 +73,6 @@ impl World {
     }
 
     pub(super) fn give_watch(&mut self, member: MemberId, stream: StreamId, request: WatchRequest) {
-        if matches!(request, WatchRequest::Close) {
-            self.streams.remove(&stream);
-        }
         self.give(member, Input::Watch { stream, request });
     }
 

@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use tenure_machine::MemberId;
-use tenure_replica::{Answer, Answered, CallId, Failure, Input, Notice, Output, Persist, StreamId};
+use tenure_replica::{Answer, Answered, CallId, Failure, Input, Notice, Output, Persist, StreamId, WatchRequest};
 
 use super::{Broken, Event, Own, World, context, see};
 use crate::checks::Seen;
@@ -83,6 +83,9 @@ impl World {
                 }
             }
             Input::Watch { stream, request } => {
+                if matches!(request, WatchRequest::Close) {
+                    self.streams.remove(stream);
+                }
                 see(&mut self.checks, &Seen::WatchAsked { stream: *stream, request }, &context!(self))?;
             }
             _ => {}
