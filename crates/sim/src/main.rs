@@ -73,8 +73,8 @@ fn parse(mut given: impl Iterator<Item = String>) -> Result<Arguments, String> {
             "--faults" => arguments.faults = Some(fault_names(&value)?),
             "--lines" => arguments.lines = usize::try_from(number()?).unwrap_or(usize::MAX),
             "--planted" => {
-                let found = Planted::ALL.into_iter().find(|planted| format!("{planted:?}") == value);
-                arguments.planted = Some(found.ok_or(format!("{value:?} is none of {:?}", Planted::ALL))?);
+                let found = Planted::all().into_iter().find(|planted| planted.name() == value);
+                arguments.planted = Some(found.ok_or(format!("{value:?} is none of {:?}", Planted::all()))?);
             }
             _ => return Err(format!("what is {name:?}?")),
         }

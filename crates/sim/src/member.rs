@@ -324,7 +324,8 @@ impl Life {
 
     fn begin_snapshot(&mut self, save: SaveSnapshot) -> bool {
         let index = save.index;
-        let meta = SnapshotMeta { index, term: save.term, configuration: save.configuration };
+        let apart = u64::from(self.planted == Some(Planted::StateApart));
+        let meta = SnapshotMeta { index: index - apart, term: save.term, configuration: save.configuration };
         match self.snapshots.writer(meta) {
             Ok(writer) => {
                 let is_new = self.snapshot.is_none();

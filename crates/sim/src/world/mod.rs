@@ -24,7 +24,7 @@ use crate::faults::{self, Fault};
 use crate::member::{Life, Member};
 use crate::network::Network;
 use crate::plan::Plan;
-use crate::planted::{Memory, Planted};
+use crate::planted::{Memory, Planted, switch};
 use crate::random::Random;
 use crate::reference::Reference;
 use crate::request::Call;
@@ -127,8 +127,10 @@ pub struct Setting {
 
 /// Runs one seed to its end.
 pub fn run(setting: &Setting) -> Result<Report, Box<Violation>> {
+    switch(setting.planted);
     let mut world = World::new(setting);
     let end = world.turn();
+    switch(None);
     let mut report = world.report;
     report.seeds = 1;
     report.simulated_us = world.now_us;

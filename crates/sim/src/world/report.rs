@@ -104,7 +104,7 @@ impl fmt::Display for Violation {
             write!(formatter, " --faults '{}'", self.faults.join(","))?;
         }
         match self.planted {
-            Some(planted) => write!(formatter, " --planted {planted:?}"),
+            Some(planted) => write!(formatter, " --planted {}", planted.name()),
             None => Ok(()),
         }
     }

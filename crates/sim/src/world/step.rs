@@ -8,6 +8,8 @@ use tenure_replica::{Answer, Answered, CallId, Failure, Input, Notice, Output, P
 use super::{Broken, Event, Own, World, context, see};
 use crate::checks::Seen;
 use crate::describe;
+use crate::planted::Planted;
+use crate::request::{Call, Request};
 
 impl World {
     /// Puts an input into a member's inbox; a step will take it soon.
@@ -149,7 +151,12 @@ impl World {
         }
         describe::output(&mut self.trace, self.now_us, id, &output);
         match output {
-            Output::Persist(persist) => life.persist(persist),
+            Output::Persist(mut persist) => {
+                let is_early = self.planted == Some(Planted::AcknowledgeEmpty) && persist.entries.is_empty();
+                let early = if is_early { std::mem::take(&mut persist.messages) } else { Vec::new() };
+                life.persist(persist);
+                early.into_iter().for_each(|(to, message)| self.send(id, to, message));
+            }
             Output::SaveSnapshot(save) => {
                 self.report.snapshots += 1;
                 let checked = self.reference.snapshot(&save.view, self.plan.chunk_bytes);
@@ -207,12 +214,15 @@ impl World {
 
     /// Every command that was answered was answered with what it did, at its place in the log; and what was refused
     /// for good never has an effect.
-    fn compare_reply(&mut self, call: &crate::request::Call, answer: &Answer, upto: u64) -> Result<(), Broken> {
+    fn compare_reply(&mut self, call: &Call, answer: &Answer, upto: u64) -> Result<(), Broken> {
         let Some(command) = call.request.command() else { return Ok(()) };
+        // Who has a place already may be told that there is no leader to confirm it; the place is left then.
+        let is_lock = matches!(call.request, Request::Lock(_));
         let reply = match &answer.result {
             Ok(Answered::Reply(reply)) => Ok(reply.clone()),
             Ok(Answered::Members(_)) => Ok(tenure_machine::Reply::MembersChanged),
             Err(Failure::Refused(refusal)) => Err(refusal.clone()),
+            Err(Failure::NoLeader) if is_lock => return Ok(()),
             Err(
                 Failure::NoLeader
                 | Failure::Overloaded
