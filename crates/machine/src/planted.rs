@@ -32,6 +32,10 @@ pub enum Bug {
     ForgetWaiters,
     /// A grant is told without asking whether it still stands.
     GrantUnconfirmed,
+    /// A state made of a backup goes on with the revisions of the backup.
+    RebornTooEarly,
+    /// That a change of members is committed is not made durable.
+    ForgetChange,
 }
 
 thread_local! {

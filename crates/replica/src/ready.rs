@@ -62,6 +62,9 @@ impl Replica {
         // Who votes follows from what is known to be committed. Those who are left by a change may be too few to find
         // that out again without those who are gone, so it is made durable, by everybody.
         let changes_members = committed.iter().any(|entry| entry.entry_type() != EntryType::EntryNormal);
+        #[cfg(feature = "planted")]
+        let changes_members =
+            changes_members && !tenure_machine::planted::is(tenure_machine::planted::Bug::ForgetChange);
         let state = if changes_members { Some(self.node.raft.hard_state()) } else { ready.hs().cloned() };
         let hard_state = state.map(|state| HardState { term: state.term, vote: state.vote, commit: state.commit });
         let entries = ready.take_entries();

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tenure_sim::{Planted, Report, Setting, TIMELINE_LINES, Violation, explain, faults, run};
@@ -34,11 +35,20 @@ struct Arguments {
 
 impl Arguments {
     fn setting(&self, seed: u64) -> Setting {
+        SEED.store(seed, Ordering::Relaxed);
         Setting { seed, planted: self.planted, faults: self.faults.clone(), lines: self.lines }
     }
 }
 
+/// Of the run under way, for whoever reads that it panicked.
+static SEED: AtomicU64 = AtomicU64::new(0);
+
 fn main() -> ExitCode {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        usual(panic);
+        eprintln!("again: tenure-sim --seed {}", SEED.load(Ordering::Relaxed));
+    }));
     let arguments = match parse(std::env::args().skip(1)) {
         Ok(arguments) => arguments,
         Err(message) => {

@@ -70,9 +70,11 @@ impl Planted {
                 Bug::RenewTheExpiring,
                 Bug::ForgetWaiters,
                 Bug::GrantUnconfirmed,
+                Bug::ForgetChange,
             ];
             all.extend(inside.map(Inside));
-            all.extend([StorageBug::BelieveTornBatch, StorageBug::NameUnsynced].map(InStorage));
+            let in_storage = [StorageBug::BelieveTornBatch, StorageBug::NameUnsynced, StorageBug::TakeFile];
+            all.extend(in_storage.map(InStorage));
         }
         all
     }

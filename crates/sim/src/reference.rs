@@ -194,13 +194,13 @@ impl Reference {
                     0 => self.model.skip(index),
                     _ => self.model.leave_joint(index),
                 }
-                self.settle_shadow(recorded_kind(recorded.kind));
+                self.settle_shadow(changes_configuration(recorded.kind));
                 Outcome { reply: Ok(Reply::Published), revision: self.model.revision, wrote: false }
             }
             Some(envelope) => {
                 let (kind, envelope) = (recorded.kind, envelope.clone());
                 let outcome = self.apply_both(index, term, &envelope)?;
-                self.settle_shadow(recorded_kind(kind) && matches!(outcome.reply, Ok(Reply::MembersChanged)));
+                self.settle_shadow(changes_configuration(kind) && matches!(outcome.reply, Ok(Reply::MembersChanged)));
                 self.note_effect(index, &envelope.command, &outcome)?;
                 outcome
             }
@@ -310,7 +310,7 @@ impl Reference {
 }
 
 /// Whether an entry of this kind changes raft's configuration.
-fn recorded_kind(kind: u8) -> bool {
+fn changes_configuration(kind: u8) -> bool {
     kind != 0
 }
 

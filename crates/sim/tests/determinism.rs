@@ -15,7 +15,7 @@ fn trace(seed: u64) -> u64 {
 
 #[test]
 fn the_same_seed_gives_the_same_trace() {
-    for seed in 20..28 {
+    for seed in 20..25 {
         assert_eq!(trace(seed), trace(seed), "seed {seed}");
     }
     assert_ne!(trace(20), trace(21));

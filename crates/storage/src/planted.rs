@@ -9,6 +9,8 @@ pub enum Bug {
     BelieveTornBatch,
     /// A snapshot is given its name before it is synced.
     NameUnsynced,
+    /// A received snapshot that is refused takes the file of another that is the same.
+    TakeFile,
 }
 
 thread_local! {

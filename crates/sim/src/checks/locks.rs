@@ -51,14 +51,13 @@ impl Check for Locks {
             Seen::Issued { call: Call { request: Request::Propose(Command::Leave(leave)), .. }, .. } => {
                 self.left_by_clients.insert(leave.call);
             }
-            Seen::Applied { command: Some(Command::Leave(leave)), outcome, .. } => {
+            Seen::Applied { command: Some(Command::Leave(leave)), outcome, .. }
                 if matches!(outcome.reply, Ok(Reply::Left { left: true }))
-                    && !self.left_by_clients.contains(&leave.call)
-                {
-                    self.left.insert(leave.call);
-                    if self.told.contains(&leave.call) {
-                        return Err(format!("{leave:?} ends a place that its call was told to hold"));
-                    }
+                    && !self.left_by_clients.contains(&leave.call) =>
+            {
+                self.left.insert(leave.call);
+                if self.told.contains(&leave.call) {
+                    return Err(format!("{leave:?} ends a place that its call was told to hold"));
                 }
             }
             Seen::Answered { id, call, answer, .. } => return self.answered(*id, call, &answer.result, context),

@@ -61,7 +61,7 @@ pub fn all() -> Vec<Box<dyn Fault>> {
         Box::new(slow_disk::SlowDisk::default()),
         Box::new(full_disk::FullDisk::default()),
         Box::new(broken_disk::BrokenDisk),
-        Box::new(lost_disk::LostDisk),
+        Box::new(lost_disk::LostDisk::default()),
         Box::new(wall_clock::WallClock),
         Box::new(partition::Partition::default()),
         Box::new(clog::Clog),

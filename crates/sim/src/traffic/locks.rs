@@ -75,7 +75,6 @@ impl Traffic {
             owner: Bytes::new(),
             holder: Bytes::from_static(b"holder"),
             metadata: Bytes::new(),
-            ..Default::default()
         }
     }
 

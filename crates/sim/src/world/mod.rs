@@ -13,6 +13,7 @@ mod transfers;
 mod wire;
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bytes::Bytes;
 use tenure_machine::MemberId;
@@ -129,7 +130,12 @@ pub struct Setting {
 pub fn run(setting: &Setting) -> Result<Report, Box<Violation>> {
     switch(setting.planted);
     let mut world = World::new(setting);
-    let end = world.turn();
+    // Whoever gives itself up takes the process with it; here it breaks a rule like any other.
+    let end = catch_unwind(AssertUnwindSafe(|| world.turn())).unwrap_or_else(|panic| {
+        let message = panic.downcast_ref::<String>().cloned();
+        let message = message.or_else(|| panic.downcast_ref::<&str>().map(|message| (*message).to_owned()));
+        Err(Broken { rule: "no member panics", what: message.unwrap_or_default() })
+    });
     switch(None);
     let mut report = world.report;
     report.seeds = 1;

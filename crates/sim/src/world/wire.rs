@@ -27,9 +27,6 @@ impl World {
     /// refused for that stops.
     pub(super) fn is_welcome(&mut self, from: MemberId, to: MemberId, directory_id: u128) -> bool {
         let Some(life) = self.life(to) else { return false };
-        if self.planted == Some(Planted::WelcomeStrangers) {
-            return true;
-        }
         if life.peers.directory_of(from) == Some(directory_id) {
             return true;
         }
@@ -37,6 +34,7 @@ impl World {
         self.notice_power(to);
         match meeting {
             Ok(Meeting::First | Meeting::Again) => true,
+            Ok(Meeting::Stranger { .. }) if self.planted == Some(Planted::WelcomeStrangers) => true,
             Ok(Meeting::Stranger { .. }) => {
                 if self.life(from).is_some_and(|life| life.directory_id == directory_id) {
                     self.retire(from, "is a stranger");
