@@ -200,6 +200,10 @@ impl View {
             ended += 1;
         }
         doomed.sort_unstable();
+        #[cfg(feature = "planted")]
+        if crate::planted::is(crate::planted::Bug::GrantTheDead) {
+            doomed.retain(|key| self.lock_entry(key).is_none_or(|(_, entry)| entry.granted_wall_ms.is_some()));
+        }
         for key in &doomed {
             self.delete(change, key, cause);
         }

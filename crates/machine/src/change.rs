@@ -91,6 +91,11 @@ impl View {
         if kv.version == 1 && kv.lease != 0 {
             self.join(change, kv, lock);
         }
+        #[cfg(feature = "planted")]
+        if crate::planted::is(crate::planted::Bug::PutEndsPlace) && kv.version > 1 && kv.lease != old_lease {
+            let ended = self.locks.end(key, kv.create_revision, LockEnd::Released, change.wall_ms);
+            change.lock_changes.extend(ended.map(|(ended, _)| ended));
+        }
         change.event(&written);
         written
     }

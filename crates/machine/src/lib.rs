@@ -23,6 +23,8 @@ pub mod lock;
 mod members;
 mod mvcc;
 mod origin;
+#[cfg(feature = "planted")]
+pub mod planted;
 mod rebirth;
 pub mod reply;
 pub mod snapshot;

@@ -15,6 +15,8 @@ impl View {
     ///
     /// History does not go along: a watch that wants to go on from an old revision is told that it is compacted.
     pub fn reborn(&self, revisions: u64) -> Option<Machine> {
+        #[cfg(feature = "planted")]
+        let revisions = if crate::planted::is(crate::planted::Bug::RebornTooEarly) { 0 } else { revisions };
         let revision = self.store.revision.checked_add_unsigned(revisions).filter(|last| *last < Revision::MAX / 2)?;
         let mut store = Store::restored(revision, revision, revision + 1);
         for (_, record) in self.store.records_after(None) {

@@ -6,6 +6,9 @@ use tenure_machine::{
     Applied, Command, LeaseChange, LeaseId, LockChange, LockReply, Refusal, Reply, SharedBytes, codec,
 };
 
+#[cfg(feature = "planted")]
+use tenure_machine::planted::{self, Bug};
+
 use crate::log::entry_bytes;
 use crate::members::described;
 use crate::propose::{Proposal, QueuedCall, Waits, keys_of};
@@ -161,6 +164,8 @@ impl Replica {
         self.leading = true;
         let margin = 2 * self.config.election_max_ms;
         for (lease, ttl_ms, left_ms) in self.machine.state().leases_left_ms().collect::<Vec<_>>() {
+            #[cfg(feature = "planted")]
+            let left_ms = if planted::is(Bug::FreeTheLiving) { 0 } else { left_ms };
             self.give_time(lease, ttl_ms, left_ms + margin);
         }
         self.welcome_all();
@@ -198,6 +203,10 @@ impl Replica {
 
     /// A Lock has taken its place.
     fn tell_place(&mut self, call: Option<CallId>, joiner: u128, reply: LockReply) {
+        #[cfg(feature = "planted")]
+        if let Some(call) = call.filter(|_| reply.granted && planted::is(Bug::GrantUnconfirmed)) {
+            return self.answer(call, Ok(Answered::Lock(reply)));
+        }
         match call {
             Some(call) if reply.granted => {
                 self.reads.gather(Confirmed::Grant { call, reply, joiner }, self.running_ms())
@@ -239,6 +248,11 @@ impl Replica {
                     // Of several names the first one's slot counts, which may have been granted earlier.
                     let slot = self.machine.state().lock_entry(&reply.key).map_or(0, |(_, entry)| entry.slot);
                     let reply = LockReply { granted: true, slot, ahead: 0, ..reply };
+                    #[cfg(feature = "planted")]
+                    if planted::is(Bug::GrantUnconfirmed) {
+                        self.answer(call, Ok(Answered::Lock(reply)));
+                        continue;
+                    }
                     self.reads.gather(Confirmed::Grant { call, reply, joiner }, self.running_ms());
                 }
             }

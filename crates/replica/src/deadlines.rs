@@ -85,6 +85,10 @@ impl Deadlines {
 
     /// If the lease's end is in flight, the renewal waits for its outcome.
     pub(crate) fn wait_for_expiry(&mut self, lease: LeaseId, asker: Asker) -> bool {
+        #[cfg(feature = "planted")]
+        if tenure_machine::planted::is(tenure_machine::planted::Bug::RenewTheExpiring) {
+            return false;
+        }
         match self.expiring.get_mut(&lease) {
             Some(waiting) => {
                 waiting.push(asker);

@@ -187,6 +187,11 @@ impl Replica {
         let Some(origin) = envelope.origin.filter(|origin| (origin.member, origin.boot) == (from, boot)) else {
             return;
         };
+        #[cfg(feature = "planted")]
+        if tenure_machine::planted::is(tenure_machine::planted::Bug::ForgetOrigins) {
+            let _ = self.append(&mut envelope);
+            return;
+        }
         if self.machine.state().is_settled(&origin) {
             return;
         }

@@ -11,6 +11,9 @@ use raft::eraftpb::{ConfState, Message, MessageType};
 use raft::{ProgressState, SnapshotStatus};
 use tenure_machine::{Command, LockEnd, LockReply, Machine, MemberId, Revision, SharedBytes, View, codec, lock};
 
+#[cfg(feature = "planted")]
+use tenure_machine::planted::{self, Bug};
+
 use crate::config::{decode_configuration, encode_configuration};
 use crate::log::SavedSnapshot;
 use crate::message::{self, PeerMessage};
@@ -173,7 +176,13 @@ impl Replica {
         let (old, index) = (old.state(), self.machine.applied_index());
         self.snapshot = SnapshotProgress { bytes, log_bytes_since: 0, saving: None };
         let term = self.node.raft.term;
-        self.hub.jump(old.revision(), &self.machine, term, &mut self.outputs);
+        #[cfg(feature = "planted")]
+        let is_silent = planted::is(Bug::SilentAfterInstall);
+        #[cfg(not(feature = "planted"))]
+        let is_silent = false;
+        if !is_silent {
+            self.hub.jump(old.revision(), &self.machine, term, &mut self.outputs);
+        }
         self.lock_hub.jump(self.machine.state().revision(), term, &mut self.outputs);
         self.tell_sessions_of_gap(old);
         for skipped in self.proposals.take_upto(index + 1) {
@@ -181,6 +190,10 @@ impl Replica {
         }
         self.follow_configuration();
         self.look_up_forwards();
+        #[cfg(feature = "planted")]
+        if planted::is(Bug::ForgetWaiters) {
+            return;
+        }
         for queued in self.queued.take_all() {
             self.look_up_queued(queued);
         }

@@ -49,6 +49,10 @@ impl Asker {
 impl Replica {
     pub(crate) fn ask(&mut self, call: CallId, question: Question) {
         let since_ms = self.running_ms();
+        #[cfg(feature = "planted")]
+        if tenure_machine::planted::is(tenure_machine::planted::Bug::RenewUnconfirmed) && self.leading {
+            return self.answer_question(Asker::Call(call), question);
+        }
         match self.is_leader() {
             true => self.reads.gather(Confirmed::Question { asker: Asker::Call(call), question }, since_ms),
             false => self.questions.pending.add(Asked { call, question, since_ms }),

@@ -183,6 +183,13 @@ impl Reads {
         if self.gathering.is_empty() {
             return None;
         }
+        #[cfg(feature = "planted")]
+        if tenure_machine::planted::is(tenure_machine::planted::Bug::ShareContext)
+            && let Some(round) = self.issued.back_mut()
+        {
+            round.waiting.append(&mut self.gathering);
+            return None;
+        }
         self.next_context += 1;
         let waiting = std::mem::take(&mut self.gathering);
         self.issued.push_back(Round { contexts: vec![self.next_context], issued_ms: now_ms, waiting });

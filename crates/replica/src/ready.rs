@@ -74,7 +74,11 @@ impl Replica {
         self.node.mut_store().append(&entries);
         let read_states = ready.take_read_states();
         let committed = ready.take_committed_entries();
-        if committed.iter().any(is_change) {
+        let changes_members = committed.iter().any(is_change);
+        #[cfg(feature = "planted")]
+        let changes_members =
+            changes_members && !tenure_machine::planted::is(tenure_machine::planted::Bug::ForgetChange);
+        if changes_members {
             hard_state = Some(self::hard_state(&self.node.raft.hard_state()));
             sync = true;
             self.held_until = Some(number);

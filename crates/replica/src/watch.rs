@@ -223,6 +223,10 @@ impl Hub {
             self.synced.insert(&entry.keys, place);
             return;
         }
+        #[cfg(feature = "planted")]
+        if tenure_machine::planted::is(tenure_machine::planted::Bug::SkipCompacted) {
+            entry.next = entry.next.max(state.compacted_revision());
+        }
         if entry.next < state.compacted_revision() {
             let compacted = state.compacted_revision();
             let notice = Notice::Compacted { watch, compacted, revision, term };

@@ -156,6 +156,22 @@ fn three_members_become_one() {
     answers_well(&mut cluster, leader);
 }
 
+/// The log says who votes only as far as it is known to be committed. Of two, the one that is left must know that by
+/// itself when it starts again: nobody else is there to ask.
+#[test]
+fn one_that_was_left_alone_starts_again() {
+    let mut cluster = Cluster::of(31, small_config(), &[1, 2], &[]);
+    let leader = cluster.wait_for_leader();
+    let other = 3 - leader;
+    answers_well(&mut cluster, leader);
+    assert_eq!(changed(&mut cluster, leader, remove(other)), None);
+    cluster.run_until("it is told", |cluster| cluster.hosts[&other].is_removed);
+    cluster.stop(other);
+    cluster.restart(leader);
+    assert_eq!(cluster.wait_for_leader(), leader);
+    answers_well(&mut cluster, leader);
+}
+
 /// A leader that is to be removed gives its place to another first, who removes it.
 /// When it is told that the others are out, it is durable: they may be gone, and it cannot ask them for their votes.
 #[test]

@@ -4,19 +4,22 @@
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tenure_sim::{Planted, Report, TIMELINE_LINES, Violation, explain};
+use tenure_sim::{Planted, Report, Setting, TIMELINE_LINES, Violation, explain, faults, run};
 
-const USAGE: &str = "usage: tenure-sim [--seeds N] [--from SEED] [--minutes M] [--planted BUG]
-       tenure-sim --seed SEED [--lines N] [--planted BUG]
+const USAGE: &str = "usage: tenure-sim [--seeds N | --forever] [--from SEED] [--minutes M] [--planted BUG]
+       tenure-sim --seed SEED [--faults LIST] [--lines N] [--planted BUG]
 
-Runs simulated members, one for each seed, and stops at the first that breaks a rule.
+Runs simulated clusters, one for each seed, and stops at the first that breaks a rule.
 
   --seeds N      how many seeds to run (default 1000; with --minutes: no bound)
+  --forever      no bound
   --from SEED    the first of them (default 0)
   --minutes M    stop after so much real time
   --seed SEED    run this one and print the hash of its trace
+  --faults LIST  only these of its faults, by name, with commas between them
   --lines N      how much of the timeline to show with what was found (default 40)
   --planted BUG  with a bug put in on purpose, to see it found";
 
@@ -25,11 +28,27 @@ struct Arguments {
     from: u64,
     minutes: Option<u64>,
     seed: Option<u64>,
+    faults: Option<Vec<&'static str>>,
     lines: usize,
     planted: Option<Planted>,
 }
 
+impl Arguments {
+    fn setting(&self, seed: u64) -> Setting {
+        SEED.store(seed, Ordering::Relaxed);
+        Setting { seed, planted: self.planted, faults: self.faults.clone(), lines: self.lines }
+    }
+}
+
+/// Of the run under way, for whoever reads that it panicked.
+static SEED: AtomicU64 = AtomicU64::new(0);
+
 fn main() -> ExitCode {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        usual(panic);
+        eprintln!("again: tenure-sim --seed {}", SEED.load(Ordering::Relaxed));
+    }));
     let arguments = match parse(std::env::args().skip(1)) {
         Ok(arguments) => arguments,
         Err(message) => {
@@ -38,17 +57,21 @@ fn main() -> ExitCode {
         }
     };
     match arguments.seed {
-        Some(seed) => one(seed, &arguments),
+        Some(seed) => one(&arguments.setting(seed)),
         None => many(&arguments),
     }
 }
 
 fn parse(mut given: impl Iterator<Item = String>) -> Result<Arguments, String> {
-    let mut arguments =
-        Arguments { seeds: None, from: 0, minutes: None, seed: None, lines: TIMELINE_LINES, planted: None };
+    let (seeds, minutes, seed, faults, planted) = (None, None, None, None, None);
+    let mut arguments = Arguments { seeds, from: 0, minutes, seed, faults, lines: TIMELINE_LINES, planted };
     while let Some(name) = given.next() {
         if name == "--help" || name == "-h" {
             return Err("A simulation of Tenure.".into());
+        }
+        if name == "--forever" {
+            arguments.seeds = Some(u64::MAX);
+            continue;
         }
         let value = given.next().ok_or(format!("{name} needs a value"))?;
         let number = || value.parse::<u64>().map_err(|_| format!("{name}: {value:?} is not a number"));
@@ -57,10 +80,11 @@ fn parse(mut given: impl Iterator<Item = String>) -> Result<Arguments, String> {
             "--from" => arguments.from = number()?,
             "--minutes" => arguments.minutes = Some(number()?),
             "--seed" => arguments.seed = Some(number()?),
+            "--faults" => arguments.faults = Some(fault_names(&value)?),
             "--lines" => arguments.lines = usize::try_from(number()?).unwrap_or(usize::MAX),
             "--planted" => {
-                let found = Planted::ALL.into_iter().find(|planted| format!("{planted:?}") == value);
-                arguments.planted = Some(found.ok_or(format!("{value:?} is none of {:?}", Planted::ALL))?);
+                let found = Planted::all().into_iter().find(|planted| planted.name() == value);
+                arguments.planted = Some(found.ok_or(format!("{value:?} is none of {:?}", Planted::all()))?);
             }
             _ => return Err(format!("what is {name:?}?")),
         }
@@ -68,8 +92,15 @@ fn parse(mut given: impl Iterator<Item = String>) -> Result<Arguments, String> {
     Ok(arguments)
 }
 
-fn one(seed: u64, arguments: &Arguments) -> ExitCode {
-    match explain(seed, arguments.planted, arguments.lines) {
+fn fault_names(list: &str) -> Result<Vec<&'static str>, String> {
+    let named = |name: &str| faults::NAMES.into_iter().find(|known| *known == name);
+    let names = list.split(',').map(str::trim).filter(|name| !name.is_empty());
+    names.map(|name| named(name).ok_or(format!("{name:?} is none of {:?}", faults::NAMES))).collect()
+}
+
+/// As it is: a replay shows what the seed does, not what fewer faults would have done.
+fn one(setting: &Setting) -> ExitCode {
+    match run(setting) {
         Ok(report) => {
             println!("{report}");
             println!("trace {:016x}", report.trace);
@@ -91,22 +122,28 @@ fn many(arguments: &Arguments) -> ExitCode {
     let mut total = Report::default();
     let mut shown = Duration::ZERO;
     for seed in (arguments.from..).take(usize::try_from(seeds).unwrap_or(usize::MAX)) {
-        match explain(seed, arguments.planted, arguments.lines) {
+        match explain(&arguments.setting(seed)) {
             Ok(report) => total.add(&report),
             Err(violation) => return give_up(&violation),
         }
         let elapsed = began.elapsed();
         if elapsed - shown >= Duration::from_secs(5) {
             shown = elapsed;
-            println!("{:>8} seeds, {:.0} seeds/s; {total}", total.seeds, total.seeds as f64 / elapsed.as_secs_f64());
+            println!("{}", progress(&total, elapsed));
         }
         if bound.is_some_and(|bound| elapsed >= bound) {
             break;
         }
     }
-    let seconds = began.elapsed().as_secs_f64();
-    println!("{} seeds in {seconds:.1} s, nothing found; {total}", total.seeds);
+    println!("{}\nnothing found", progress(&total, began.elapsed()));
     ExitCode::SUCCESS
+}
+
+fn progress(total: &Report, elapsed: Duration) -> String {
+    let seconds = elapsed.as_secs_f64().max(0.001);
+    let hours_per_hour = total.simulated_us as f64 / 1e6 / seconds;
+    let rate = total.seeds as f64 / seconds;
+    format!("{:>8} seeds, {rate:.1} seeds/s, {hours_per_hour:.0} hours in an hour; {total}", total.seeds)
 }
 
 fn give_up(violation: &Violation) -> ExitCode {

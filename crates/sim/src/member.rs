@@ -5,24 +5,40 @@
 //! takes all of it as one batch; a snapshot is written chunk by chunk beside that. Disk operations happen
 //! at the *end* of the time they take, so whatever strikes meanwhile finds them not done.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
+use bytes::Bytes;
+use tenure_machine::MemberId;
 use tenure_machine::snapshot::chunks;
-use tenure_replica::{Input, Now, Persist, Replica, SaveSnapshot};
-use tenure_storage::{Entry, Fault, Group, HardState, MemoryDisk, SnapshotMeta, SnapshotWriter, Store};
+use tenure_replica::{Input, InstalledSnapshot, Now, Persist, Replica, SaveSnapshot};
+use tenure_storage::{
+    Entry, Fault, Group, HardState, MemoryDisk, Peers, SnapshotMeta, SnapshotReceiver, SnapshotWriter, Snapshots, Store,
+};
 
+use crate::durable::Durable;
 use crate::planted::Planted;
 use crate::recovery::stored_entry;
 
+/// A machine with its disk and its clock, and the process on it while one runs.
 pub struct Member {
+    pub id: MemberId,
     pub disk: MemoryDisk,
     pub life: Option<Life>,
     pub lives: u64,
+    /// With whom it begins if its disk is empty; nobody = it joins those who are there.
+    pub founders: Vec<MemberId>,
     /// The power goes at this operation of the disk.
     pub cut_at: Option<u64>,
     /// Faults were put into the disk and may still come out of it.
     pub disk_is_bad: bool,
     pub sync_us: (u64, u64),
+    /// How much faster than the world its clock runs.
+    pub drift_ppm: i64,
+    /// Its wall clock stands so much ahead of the world's own.
+    pub wall_ms: u64,
+    /// It was told that it is no member any more, or that it is a stranger, and does not start again.
+    pub is_gone: bool,
+    pub durable: Durable,
 }
 
 pub struct Life {
@@ -32,6 +48,16 @@ pub struct Life {
     pub inbox: Vec<Input>,
     pub step_due_us: u64,
     pub paused_until_us: u64,
+    /// Tells this data directory from any other.
+    pub directory_id: u128,
+    /// The term of each entry that the replica has given to its log.
+    pub terms: BTreeMap<u64, u64>,
+    /// Up to here what it applied was compared with what others did.
+    pub compared: u64,
+    /// What came in of snapshots whose stream was cut, by sender.
+    pub partial: BTreeMap<MemberId, Partial>,
+    pub snapshots: Snapshots<MemoryDisk>,
+    pub peers: Peers<MemoryDisk>,
     store: Store<MemoryDisk>,
     queue: VecDeque<LogWork>,
     /// What the log has taken and not yet finished.
@@ -41,10 +67,19 @@ pub struct Life {
     planted: Option<Planted>,
 }
 
+/// A snapshot that has come in so far.
+pub struct Partial {
+    pub index: u64,
+    pub term: u64,
+    pub bytes: u64,
+    pub receiver: SnapshotReceiver<MemoryDisk>,
+}
+
 enum LogWork {
     Persist(Persist),
     SaveSnapshot(Box<SaveSnapshot>),
     SnapshotWritten { meta: SnapshotMeta, bytes: u64 },
+    DiscardSnapshot { index: u64 },
 }
 
 struct SnapshotJob {
@@ -54,10 +89,30 @@ struct SnapshotJob {
     bytes: u64,
 }
 
+/// What the log has done.
+#[derive(Default)]
+pub struct Done {
+    pub snapshot_began: bool,
+    /// May leave now that what they speak of is durable.
+    pub messages: Vec<(MemberId, Bytes)>,
+}
+
 impl Member {
-    pub fn new(seed: u64, sync_us: (u64, u64)) -> Member {
-        let disk = MemoryDisk::new(seed);
-        Member { disk, life: None, lives: 0, cut_at: None, disk_is_bad: false, sync_us }
+    pub fn new(id: MemberId, seed: u64, founders: Vec<MemberId>, sync_us: (u64, u64), drift_ppm: i64) -> Member {
+        Member {
+            id,
+            disk: MemoryDisk::new(seed),
+            life: None,
+            lives: 0,
+            founders,
+            cut_at: None,
+            disk_is_bad: false,
+            sync_us,
+            drift_ppm,
+            wall_ms: 1_700_000_000_000,
+            is_gone: false,
+            durable: Durable::default(),
+        }
     }
 
     pub fn power_is_off(&self) -> bool {
@@ -75,7 +130,7 @@ impl Member {
     pub fn lose_power(&mut self, torn: Option<u64>) {
         if let (Some(operations), Some(life)) = (torn, &mut self.life) {
             self.disk.cut_power_at(self.disk.operations() + operations);
-            let _ = life.finish_batch();
+            let _ = life.finish_batch(&mut Durable::default());
             let _ = life.write_chunk();
         }
         // A dead process cleans nothing up.
@@ -95,6 +150,20 @@ impl Member {
             self.disk.cut_power_at(at);
         }
     }
+
+    /// The time as this process sees it: its clock began with it.
+    pub fn now(&self, now_us: u64, planted: Option<Planted>) -> Now {
+        let began_us = self.life.as_ref().map_or(now_us, |life| life.began_us);
+        let ppm = if planted == Some(Planted::FastClock) { 2_000_000 } else { self.drift_ppm };
+        let elapsed_us = i128::from(now_us - began_us) * i128::from(1_000_000 + ppm) / 1_000_000;
+        Now { monotonic_ms: elapsed_us as u64 / 1000, wall_ms: self.wall_ms.wrapping_add(now_us / 1000) }
+    }
+
+    /// When the process wants to be woken, on the world's clock.
+    pub fn wake_us(&self, life: &Life) -> u64 {
+        let wake_us = i128::from(life.replica.wake_ms()) * 1000 * 1_000_000 / i128::from(1_000_000 + self.drift_ppm);
+        life.began_us + wake_us as u64
+    }
 }
 
 impl Life {
@@ -103,16 +172,23 @@ impl Life {
         began_us: u64,
         replica: Replica,
         store: Store<MemoryDisk>,
+        directory_id: u128,
         chunk_bytes: usize,
         planted: Option<Planted>,
     ) -> Life {
         Life {
             number,
             began_us,
+            compared: replica.machine().applied_index(),
             replica,
             inbox: Vec::new(),
             step_due_us: u64::MAX,
             paused_until_us: 0,
+            directory_id,
+            terms: BTreeMap::new(),
+            partial: BTreeMap::new(),
+            snapshots: store.snapshots(),
+            peers: store.peers(),
             store,
             queue: VecDeque::new(),
             batch: Vec::new(),
@@ -120,17 +196,6 @@ impl Life {
             chunk_bytes,
             planted,
         }
-    }
-
-    /// The time as this process sees it: its clock began with it.
-    pub fn now(&self, now_us: u64, wall_ms: u64) -> Now {
-        let elapsed_us = now_us - self.began_us;
-        let monotonic_us = if self.planted == Some(Planted::FastClock) { elapsed_us * 3 } else { elapsed_us };
-        Now { monotonic_ms: monotonic_us / 1000, wall_ms }
-    }
-
-    pub fn wake_us(&self) -> u64 {
-        self.began_us + self.replica.wake_ms() * 1000
     }
 
     pub fn persist(&mut self, persist: Persist) {
@@ -141,13 +206,18 @@ impl Life {
         self.queue.push_back(LogWork::SaveSnapshot(save));
     }
 
+    pub fn discard_snapshot(&mut self, index: u64) {
+        self.queue.push_back(LogWork::DiscardSnapshot { index });
+    }
+
     /// If the log is free and something waits, takes all of it. True if it did.
-    pub fn begin_batch(&mut self) -> bool {
+    pub fn begin_batch(&mut self, durable: &mut Durable) -> bool {
         if !self.batch.is_empty() || self.queue.is_empty() {
             return false;
         }
         self.batch = self.queue.drain(..).collect();
-        if self.planted == Some(Planted::AcknowledgeEarly)
+        durable.begin(self.batch.iter().filter_map(LogWork::persist));
+        if self.acknowledges_early()
             && let Some(number) = self.last_number()
         {
             self.inbox.push(Input::Persisted { number });
@@ -155,69 +225,114 @@ impl Life {
         true
     }
 
-    fn last_number(&self) -> Option<u64> {
-        self.batch.iter().rev().find_map(|work| match work {
-            LogWork::Persist(persist) => Some(persist.number),
+    /// What a log that acknowledges early lets go before it is written.
+    pub fn early_messages(&mut self) -> Vec<(MemberId, Bytes)> {
+        if !self.acknowledges_early() {
+            return Vec::new();
+        }
+        let persists = self.batch.iter_mut().filter_map(|work| match work {
+            LogWork::Persist(persist) => Some(persist),
             _ => None,
-        })
+        });
+        persists.flat_map(|persist| std::mem::take(&mut persist.messages)).collect()
     }
 
-    /// Does what the log took. True if a snapshot was begun.
-    pub fn finish_batch(&mut self) -> Result<bool, Fault> {
-        let mut began = false;
+    fn acknowledges_early(&self) -> bool {
+        self.planted == Some(Planted::AcknowledgeEarly)
+    }
+
+    fn last_number(&self) -> Option<u64> {
+        self.batch.iter().rev().find_map(LogWork::persist).map(|persist| persist.number)
+    }
+
+    /// Does what the log took.
+    pub fn finish_batch(&mut self, durable: &mut Durable) -> Result<Done, Fault> {
+        let mut done = Done::default();
         let number = self.last_number();
         let mut persists = Vec::new();
         for work in std::mem::take(&mut self.batch) {
             match work {
                 LogWork::Persist(persist) => persists.push(persist),
-                LogWork::SaveSnapshot(save) => began |= self.begin_snapshot(*save),
-                LogWork::SnapshotWritten { meta, bytes } => {
-                    let index = meta.index;
-                    self.store.snapshot_saved(meta)?;
-                    self.inbox.push(Input::SnapshotSaved { index, bytes });
+                LogWork::SaveSnapshot(save) => done.snapshot_began |= self.begin_snapshot(*save),
+                LogWork::SnapshotWritten { meta, bytes } => self.name_snapshot(meta, bytes)?,
+                LogWork::DiscardSnapshot { index } => {
+                    // One of this member's own may be about to get the same name.
+                    if self.snapshot.as_ref().is_none_or(|job| job.index != index) {
+                        self.store.discard_snapshot(index)?;
+                    }
                 }
             }
         }
         if let Some(number) = number {
-            self.append(persists)?;
-            if self.planted != Some(Planted::AcknowledgeEarly) {
+            done.messages = persists.iter_mut().flat_map(|persist| std::mem::take(&mut persist.messages)).collect();
+            self.write(persists)?;
+            durable.finish();
+            if !self.acknowledges_early() {
                 self.inbox.push(Input::Persisted { number });
             }
         }
-        Ok(began)
+        Ok(done)
     }
 
-    fn append(&mut self, persists: Vec<Persist>) -> Result<(), Fault> {
-        let sync = persists.iter().any(|persist| persist.sync);
-        let planted = self.planted;
-        let stored = persists.into_iter().map(|persist| {
-            let hard_state =
-                persist.hard_state.map(|state| HardState { term: state.term, vote: state.vote, commit: state.commit });
-            let mut entries: Vec<Entry> = persist.entries.into_iter().map(stored_entry).collect();
-            if planted == Some(Planted::EmptyEntry) {
-                entries.iter_mut().filter(|entry| entry.index % 16 == 0).for_each(|entry| entry.data.clear());
+    fn name_snapshot(&mut self, meta: SnapshotMeta, bytes: u64) -> Result<(), Fault> {
+        let index = meta.index;
+        // Overtaken by one that a peer has sent: nothing builds on it any more.
+        if index < self.snapshots.newest().index {
+            self.inbox.push(Input::SnapshotFailed { index });
+            return Ok(());
+        }
+        self.store.snapshot_saved(meta)?;
+        self.inbox.push(Input::SnapshotSaved { index, bytes });
+        Ok(())
+    }
+
+    fn write(&mut self, persists: Vec<Persist>) -> Result<(), Fault> {
+        let mut batch = Vec::new();
+        for persist in persists {
+            if let Some(snapshot) = persist.snapshot {
+                self.append(&std::mem::take(&mut batch))?;
+                self.install(snapshot)?;
             }
-            (hard_state, entries)
-        });
-        let stored: Vec<(Option<HardState>, Vec<Entry>)> = stored.collect();
-        if sync {
-            let groups = stored.iter().map(|(hard_state, entries)| Group { hard_state: *hard_state, entries });
+            batch.push(self.stored(persist));
+        }
+        self.append(&batch)
+    }
+
+    fn stored(&self, persist: Persist) -> Stored {
+        let hard_state =
+            persist.hard_state.map(|state| HardState { term: state.term, vote: state.vote, commit: state.commit });
+        let mut entries: Vec<Entry> = persist.entries.into_iter().map(stored_entry).collect();
+        if self.planted == Some(Planted::EmptyEntry) {
+            entries.iter_mut().filter(|entry| entry.index % 16 == 0).for_each(|entry| entry.data.clear());
+        }
+        Stored { hard_state, entries, sync: persist.sync }
+    }
+
+    fn append(&mut self, batch: &[Stored]) -> Result<(), Fault> {
+        if batch.iter().any(|stored| stored.sync) {
+            let groups = batch.iter().map(|stored| Group { hard_state: stored.hard_state, entries: &stored.entries });
             return self.store.append_group(groups);
         }
-        for (hard_state, entries) in &stored {
-            self.store.append(*hard_state, entries, false)?;
-        }
-        Ok(())
+        batch.iter().try_for_each(|stored| self.store.append(stored.hard_state, &stored.entries, false))
+    }
+
+    /// The log starts anew behind a snapshot that a peer has sent. What it had voted for is kept.
+    fn install(&mut self, InstalledSnapshot { index, term }: InstalledSnapshot) -> Result<(), Fault> {
+        let meta = self.snapshots.reader_of(index, term)?.meta().clone();
+        self.store.install_snapshot(meta, None)
     }
 
     fn begin_snapshot(&mut self, save: SaveSnapshot) -> bool {
         let index = save.index;
-        let meta = SnapshotMeta { index, term: save.term, configuration: save.configuration };
-        match self.store.snapshots().writer(meta) {
+        let apart = u64::from(self.planted == Some(Planted::StateApart));
+        let meta = SnapshotMeta { index: index - apart, term: save.term, configuration: save.configuration };
+        match self.snapshots.writer(meta) {
             Ok(writer) => {
+                let is_new = self.snapshot.is_none();
                 let chunks = Box::new(chunks(save.view, self.chunk_bytes));
+                // One that was being written has become useless by a peer's snapshot.
                 self.snapshot = Some(SnapshotJob { index, writer, chunks, bytes: 0 });
-                true
+                is_new
             }
             Err(_) => {
                 self.inbox.push(Input::SnapshotFailed { index });
@@ -248,10 +363,10 @@ impl Life {
     }
 
     /// A stop in order: what waits for the log is still written, then the directory is closed.
-    pub fn close(mut self) -> Result<(), Fault> {
-        self.finish_batch()?;
-        self.begin_batch();
-        self.finish_batch()?;
+    pub fn close(mut self, durable: &mut Durable) -> Result<(), Fault> {
+        self.finish_batch(durable)?;
+        self.begin_batch(durable);
+        self.finish_batch(durable)?;
         self.give_up();
         Ok(())
     }
@@ -259,6 +374,22 @@ impl Life {
     /// As the log's thread ends after a fault: tries to close, whatever comes of it.
     pub fn give_up(self) {
         drop(self.snapshot);
+        drop(self.partial);
         let _ = self.store.close();
+    }
+}
+
+struct Stored {
+    hard_state: Option<HardState>,
+    entries: Vec<Entry>,
+    sync: bool,
+}
+
+impl LogWork {
+    fn persist(&self) -> Option<&Persist> {
+        match self {
+            LogWork::Persist(persist) => Some(persist),
+            _ => None,
+        }
     }
 }

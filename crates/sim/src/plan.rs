@@ -1,6 +1,6 @@
-//! What one seed turns on: how long, how many clients, what they do, how the member is set up, which
-//! faults strike. Each seed draws a subset (swarm): a run with everything on hides what a run with only
-//! two things on would find.
+//! What one seed turns on: how many members, how long, how many clients, what they do, how the members are
+//! set up, which faults strike. Each seed draws a subset (swarm): a run with everything on hides what a run
+//! with only two things on would find.
 
 use tenure_replica::Config;
 
@@ -8,9 +8,23 @@ use crate::faults;
 use crate::random::Random;
 use crate::traffic::Action;
 
+/// How members come and go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Changes {
+    Never,
+    /// They are added, promoted and removed, and leadership is handed about.
+    Often,
+    /// One that has lost its disk is removed, and a new one takes its place.
+    ToReplace,
+}
+
 pub struct Plan {
+    pub members: u64,
     /// How long clients and faults go on before everything heals.
     pub active_us: u64,
+    /// How many times slower than usual everything is: clocks tick, clients act and faults strike less often, so
+    /// that long leases come to their end.
+    pub slowness: u64,
     pub clients: usize,
     pub think_us: (u64, u64),
     pub weights: Vec<(Action, u64)>,
@@ -18,21 +32,48 @@ pub struct Plan {
     pub lock_names: u64,
     pub value_bytes: u64,
     pub ttl_ms: (u64, u64),
+    /// Of some leases, those that outlive the limit beyond which what is left of them is noted in the log.
+    pub long_ttl_ms: Option<(u64, u64)>,
     pub shared_locks: bool,
+    pub barriers: bool,
+    pub multi_locks: bool,
     pub replica: Config,
     pub segment_bytes: u64,
     pub chunk_bytes: usize,
     /// How long a write and its sync take.
     pub sync_us: (u64, u64),
+    /// By how much clocks run faster or slower, at most.
+    pub drift_ppm: u64,
+    pub delay_us: (u64, u64),
+    pub is_ordered: bool,
+    pub changes: Changes,
     /// By name, see [`faults::all`].
     pub faults: Vec<&'static str>,
-    pub barriers: bool,
+    /// Each strikes within this for the first time.
+    pub fault_pace_us: u64,
 }
 
 impl Plan {
     pub fn draw(seed: u64) -> Plan {
         let mut random = Random::new(seed, 1);
         let random = &mut random;
+        let members = [1, 3, 3, 3, 3, 5][random.below(6) as usize];
+        let slowness = if random.percent(8) { 20 } else { 1 };
+        let few = random.percent(50);
+        let mut faults: Vec<&'static str> =
+            faults::NAMES.iter().copied().filter(|_| random.percent(if few { 15 } else { 35 })).collect();
+        if members == 1 {
+            faults.retain(|fault| !faults::BETWEEN_MEMBERS.contains(fault));
+        }
+        let changes = match random.below(8) {
+            0 | 1 => Changes::Often,
+            2 if members > 1 => Changes::ToReplace,
+            _ => Changes::Never,
+        };
+        faults.retain(|fault| *fault != "lost disk");
+        if changes == Changes::ToReplace {
+            faults.push("lost disk");
+        }
         let weights = Action::ALL.iter().map(|(action, weight)| {
             let weight = match random.below(4) {
                 0 => 0,
@@ -42,42 +83,73 @@ impl Plan {
             (*action, weight)
         });
         let weights = weights.collect();
-        let few = random.percent(50);
-        let chosen: Vec<&'static str> =
-            faults::NAMES.iter().copied().filter(|_| random.percent(if few { 20 } else { 45 })).collect();
-        let clients = random.between(1, 5);
-        let think = random.spread(5_000, 40_000) * clients;
-        let ttl_low = random.between(150, 1500);
+        let clients = random.between(1, 6);
+        let think = random.spread(5_000, 40_000) * clients * slowness * if slowness > 1 { 2 } else { 1 };
+        let ttl_low = random.between(150, 1500) * slowness;
         let sync = random.spread(50, 8_000);
+        let delay = random.spread(50, 3_000);
+        let minutes_us = 60_000_000;
         Plan {
-            active_us: random.between(3_000_000, 12_000_000),
+            members,
+            active_us: match slowness {
+                1 => random.between(3_000_000, 10_000_000),
+                _ => random.between(6 * minutes_us, 12 * minutes_us),
+            },
+            slowness,
             clients: clients as usize,
             think_us: (think / 2, think * 2),
             weights,
             keys: random.between(1, 12),
             lock_names: random.between(1, 3),
             value_bytes: random.spread(8, 900),
-            ttl_ms: (ttl_low, ttl_low + random.below(3000)),
+            ttl_ms: (ttl_low, ttl_low + random.below(3000) * slowness),
+            long_ttl_ms: (slowness > 1).then_some((301_000, 480_000)),
             shared_locks: random.percent(40),
-            replica: Config {
-                call_timeout_ms: random.between(1500, 7000),
-                join_patience_ms: if random.percent(50) { random.between(1, 20) } else { 0 },
-                snapshot_floor_bytes: random.spread(1 << 10, 128 << 10),
-                log_tail_bytes: random.spread(0, 64 << 10),
-                inflight_bytes: if random.percent(15) { random.between(2 << 10, 8 << 10) } else { 64 << 20 },
-                watch_buffer_bytes: random.spread(100, 16 << 10) as usize,
-                quota_bytes: 0,
-                history_age_ms: 0,
-                history_bytes: if random.percent(30) { random.between(10 << 10, 60 << 10) } else { 0 },
-                range_budget: random.spread(0, 128) as usize,
-                ..Config::default()
-            },
+            barriers: random.percent(30),
+            multi_locks: random.percent(40),
+            replica: draw_replica(random, slowness),
             segment_bytes: random.spread(4 << 10, 128 << 10),
             chunk_bytes: random.spread(64, 8 << 10) as usize,
             sync_us: (sync, sync * random.between(1, 4)),
-            faults: chosen,
-            // Drawn last, so that what a seed drew before there were barriers is what it still draws.
-            barriers: random.percent(30),
+            drift_ppm: if random.percent(50) { random.spread(10, 10_000) } else { 0 },
+            delay_us: (delay, delay * random.between(1, 6)),
+            is_ordered: random.percent(60),
+            changes,
+            faults,
+            fault_pace_us: 3_000_000 * slowness,
         }
+    }
+
+    pub fn has_changes(&self) -> bool {
+        self.changes != Changes::Never
+    }
+
+    /// When every lease is gone after nobody renews it any more, whoever leads by then.
+    pub fn expired_within_us(&self) -> u64 {
+        let longest_ms = self.long_ttl_ms.map_or(self.ttl_ms.1, |(_, long_ms)| long_ms);
+        (longest_ms * 21 / 20 + 10 * self.replica.election_max_ms) * 1000 + 10_000_000
+    }
+}
+
+fn draw_replica(random: &mut Random, slowness: u64) -> Config {
+    let tick_ms = if slowness > 1 { 100 } else { 10 };
+    let election_min_ms = tick_ms * random.between(10, 50);
+    Config {
+        tick_ms,
+        heartbeat_ms: tick_ms * random.between(2, 5),
+        election_min_ms,
+        election_max_ms: election_min_ms * 2,
+        call_timeout_ms: random.between(1500, 7000) * if slowness > 1 { 4 } else { 1 },
+        join_patience_ms: if random.percent(50) { random.between(1, 20) } else { 0 },
+        snapshot_floor_bytes: random.spread(1 << 10, 64 << 10),
+        log_tail_bytes: random.spread(0, 16 << 10),
+        catch_up_bytes: random.spread(1 << 10, 256 << 10),
+        inflight_bytes: if random.percent(15) { random.between(2 << 10, 8 << 10) } else { 64 << 20 },
+        watch_buffer_bytes: random.spread(100, 16 << 10) as usize,
+        quota_bytes: 0,
+        history_age_ms: 0,
+        history_bytes: if random.percent(30) { random.between(10 << 10, 60 << 10) } else { 0 },
+        range_budget: random.spread(0, 128) as usize,
+        ..Config::default()
     }
 }

@@ -1,5 +1,7 @@
-//! Bugs put in on purpose, at the seams between replica, disk and clients: a simulation that finds
-//! nothing must first show that it would.
+//! Bugs put in on purpose: a simulation that finds nothing must first show that it would.
+//!
+//! Some are put in at the seams between replica, disk and clients, here. The others stand in the rooms
+//! themselves, behind a feature that only builds of tests turn on, and are switched on from here.
 
 use tenure_machine::View;
 use tenure_replica::{Answered, Input, Notice, Output};
@@ -18,22 +20,90 @@ pub enum Planted {
     ProposeTwice,
     /// Now and then a watch is not told of a change.
     SkipNotice,
-    /// The member is never told that a call was given up.
+    /// Members are never told that a call was given up.
     IgnoreCancel,
-    /// The member's clock runs three times too fast.
+    /// Members' clocks run three times too fast.
     FastClock,
+    /// A member that comes back with an empty disk is taken for the one it was.
+    WelcomeStrangers,
+    /// A snapshot bears another index than its state.
+    StateApart,
+    /// What has nothing to write is acknowledged before what was written earlier is durable.
+    AcknowledgeEmpty,
+    #[cfg(feature = "planted")]
+    Inside(tenure_machine::planted::Bug),
+    #[cfg(feature = "planted")]
+    InStorage(tenure_storage::planted::Bug),
 }
 
 impl Planted {
-    pub const ALL: [Planted; 7] = [
-        Planted::AcknowledgeEarly,
-        Planted::EmptyEntry,
-        Planted::StaleRead,
-        Planted::ProposeTwice,
-        Planted::SkipNotice,
-        Planted::IgnoreCancel,
-        Planted::FastClock,
-    ];
+    pub fn all() -> Vec<Planted> {
+        use Planted::*;
+        #[allow(unused_mut)]
+        let mut all = vec![
+            AcknowledgeEarly,
+            EmptyEntry,
+            StaleRead,
+            ProposeTwice,
+            SkipNotice,
+            IgnoreCancel,
+            FastClock,
+            WelcomeStrangers,
+            StateApart,
+            AcknowledgeEmpty,
+        ];
+        #[cfg(feature = "planted")]
+        {
+            use tenure_machine::planted::Bug;
+            use tenure_storage::planted::Bug as StorageBug;
+            let inside = [
+                Bug::GrantTheDead,
+                Bug::RevisionFalls,
+                Bug::LeaveAnybody,
+                Bug::PutEndsPlace,
+                Bug::ForgetOrigins,
+                Bug::RenewUnconfirmed,
+                Bug::ShareContext,
+                Bug::SkipCompacted,
+                Bug::SilentAfterInstall,
+                Bug::FreeTheLiving,
+                Bug::RenewTheExpiring,
+                Bug::ForgetWaiters,
+                Bug::GrantUnconfirmed,
+                Bug::ForgetChange,
+            ];
+            all.extend(inside.map(Inside));
+            let in_storage = [StorageBug::BelieveTornBatch, StorageBug::NameUnsynced, StorageBug::TakeFile];
+            all.extend(in_storage.map(InStorage));
+        }
+        all
+    }
+
+    /// As it is named on the command line.
+    pub fn name(self) -> String {
+        match self {
+            #[cfg(feature = "planted")]
+            Planted::Inside(bug) => format!("{bug:?}"),
+            #[cfg(feature = "planted")]
+            Planted::InStorage(bug) => format!("{bug:?}"),
+            seam => format!("{seam:?}"),
+        }
+    }
+}
+
+/// Switches the bugs inside the rooms on or off, for this thread.
+pub fn switch(planted: Option<Planted>) {
+    #[cfg(feature = "planted")]
+    {
+        let (inside, in_storage) = match planted {
+            Some(Planted::Inside(bug)) => (Some(bug), None),
+            Some(Planted::InStorage(bug)) => (None, Some(bug)),
+            _ => (None, None),
+        };
+        tenure_machine::planted::plant(inside);
+        tenure_storage::planted::plant(in_storage);
+    }
+    let _ = planted;
 }
 
 /// What a planted bug remembers.

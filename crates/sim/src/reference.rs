@@ -1,146 +1,230 @@
-//! The truth, as far as it can be known from outside: every entry that the member gave to its log, in
-//! order, applied to the model and, beside it, to a second machine that nothing ever crashes.
+//! The truth, as far as it can be known from outside: every entry that any member gave to its log, and
+//! the one sequence of them that took effect, applied to the model and, beside it, to a second machine
+//! that nothing ever crashes.
 //!
-//! The log decides what happened. A command whose answer never came stands in it or does not, and what
-//! survived a crash is what recovery found there; so nothing has to be guessed. What clients were told is
-//! then compared with what the model says about that place in the log. And the log itself holds nothing
-//! but what was asked for: each entry is matched with a call, at most one for each call, or with one of
-//! the few commands that a member proposes by itself.
+//! Whoever applies an index first decides what stands there; everybody else must apply the same. A
+//! command whose answer never came stands in the log or does not, so nothing has to be guessed. What
+//! clients were told is then compared with what the model says about that place in the log. And nothing
+//! takes effect but what was asked for: each command at most as often as calls asked for it, but for
+//! the few that members propose by themselves.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use tenure_machine::snapshot::{Restore, chunks};
-use tenure_machine::{Command, Envelope, Machine, Refusal, Reply, Revision, View, codec};
-use tenure_replica::{CallId, FIRST_INDEX, FIRST_TERM, LogEntry};
+use tenure_machine::{Command, Envelope, Machine, MemberId, Refusal, Reply, Revision, View, codec};
+use tenure_replica::{FIRST_INDEX, FIRST_TERM, LogEntry};
 use tenure_storage::Recovered;
 
 use crate::model::{Model, Outcome};
+use crate::recovery::{described, first_state};
 
 pub struct Reference {
     pub model: Model,
     shadow: Machine,
-    log: BTreeMap<u64, Recorded>,
-    /// What the command at an index was answered, or should have been.
-    results: BTreeMap<u64, (Result<Reply, Refusal>, Revision)>,
-    /// The hash of each state that a snapshot was asked for.
-    snapshots: BTreeMap<u64, u64>,
-    /// Commands given to the member in this life that are not in the log yet.
-    unmatched: Vec<(CallId, Command)>,
-    /// The newest revision that anybody was told of.
-    pub exposed: Revision,
+    /// Every entry that any member has written, by index and term.
+    written: BTreeMap<(u64, u64), Recorded>,
+    /// What took effect, by index.
+    log: BTreeMap<u64, Committed>,
+    /// Every state there was, and the hashes of those that were asked for.
+    views: BTreeMap<u64, View>,
+    hashes: RefCell<BTreeMap<u64, u64>>,
+    asked: BTreeMap<Bytes, Asked>,
 }
 
-pub struct Recorded {
-    pub term: u64,
+struct Recorded {
+    kind: u8,
     data: Bytes,
+    context: Bytes,
     envelope: Option<Envelope>,
 }
 
-impl Recorded {
-    pub fn command(&self) -> Option<&Command> {
-        self.envelope.as_ref().map(|envelope| &envelope.command)
-    }
+/// An entry that took effect.
+pub struct Committed {
+    pub term: u64,
+    /// When somebody applied it first.
+    pub applied_us: u64,
+    pub reply: Result<Reply, Refusal>,
+    pub revision: Revision,
 }
 
-/// Whose command an entry is.
-pub enum Origin {
-    Call(CallId),
-    /// The member's own.
-    Member,
-    /// A leader's first entry, which holds nothing.
-    Nobody,
-}
-
-impl Default for Reference {
-    fn default() -> Self {
-        let mut shadow = Machine::new();
-        shadow.skip(FIRST_INDEX, FIRST_TERM);
-        let snapshots = BTreeMap::from([(FIRST_INDEX, shadow.state().hash())]);
-        Reference {
-            model: Model::new(FIRST_INDEX),
-            shadow,
-            log: BTreeMap::new(),
-            results: BTreeMap::new(),
-            snapshots,
-            unmatched: Vec::new(),
-            exposed: 1,
-        }
-    }
+/// One command, as often as it was asked for.
+#[derive(Default)]
+struct Asked {
+    calls: u64,
+    /// Where it took effect.
+    applied: Vec<u64>,
+    /// Of these, those that a call was answered with.
+    claimed: u64,
 }
 
 impl Reference {
+    pub fn new(founders: &[MemberId]) -> Reference {
+        let shadow = first_state(founders, FIRST_INDEX, FIRST_TERM);
+        let mut model = Model::new(FIRST_INDEX);
+        model.found(founders.iter().map(|id| described(*id, false)));
+        Reference {
+            model,
+            views: BTreeMap::from([(FIRST_INDEX, shadow.view())]),
+            shadow,
+            written: BTreeMap::new(),
+            log: BTreeMap::new(),
+            hashes: RefCell::default(),
+            asked: BTreeMap::new(),
+        }
+    }
+
     pub fn applied(&self) -> u64 {
         self.model.applied
     }
 
-    pub fn entry(&self, index: u64) -> Option<&Recorded> {
+    /// What took effect at an index.
+    pub fn committed(&self, index: u64) -> Option<&Committed> {
         self.log.get(&index)
     }
 
-    pub fn result(&self, index: u64) -> Option<&(Result<Reply, Refusal>, Revision)> {
-        self.results.get(&index)
+    pub fn command(&self, index: u64) -> Option<&Command> {
+        let term = self.log.get(&index)?.term;
+        self.written.get(&(index, term))?.envelope.as_ref().map(|envelope| &envelope.command)
     }
 
-    pub fn shadow(&self) -> &View {
-        self.shadow.state()
+    /// Of the state after this index, if there was one.
+    pub fn hash_at(&self, index: u64) -> Option<u64> {
+        let view = self.views.get(&index)?;
+        Some(*self.hashes.borrow_mut().entry(index).or_insert_with(|| view.hash()))
     }
 
-    pub fn asked(&mut self, call: CallId, command: Command) {
-        self.unmatched.push((call, command));
+    pub fn ask(&mut self, command: &Command) {
+        self.asked.entry(key_of(command)).or_default().calls += 1;
     }
 
-    /// The member refused the call before it reached the log.
-    pub fn turned_away(&mut self, call: CallId) {
-        self.unmatched.retain(|(asked, _)| *asked != call);
-    }
-
-    /// The member wants an entry to be durable.
-    pub fn record(&mut self, entry: &LogEntry) -> Result<Origin, String> {
-        let index = entry.index;
-        if index <= self.applied() {
-            return Err(format!("entry {index} is given to the log again, after it was applied"));
+    /// The caller was told that the command will never take effect.
+    pub fn turn_away(&mut self, command: &Command) -> Result<(), String> {
+        let asked = self.asked.entry(key_of(command)).or_default();
+        asked.calls = asked.calls.saturating_sub(1);
+        if asked.calls < asked.applied.len() as u64 && !is_members_own(command) {
+            return Err(format!("{command:?} was refused, and took effect at entry {:?}", asked.applied));
         }
-        let last = self.log.last_key_value().map_or(FIRST_INDEX, |(index, _)| *index);
-        if index > last + 1 {
-            return Err(format!("entry {index} follows entry {last}"));
+        Ok(())
+    }
+
+    /// Whether the command took effect within these indexes with this outcome, for a call that was not told before.
+    pub fn claim(
+        &mut self,
+        command: &Command,
+        after: u64,
+        upto: u64,
+        reply: &Result<Reply, Refusal>,
+        revision: Option<Revision>,
+    ) -> Result<(), String> {
+        let asked = self.asked.entry(key_of(command)).or_default();
+        let (log, claimed) = (&self.log, asked.claimed);
+        let applied: Vec<u64> =
+            asked.applied.iter().copied().filter(|index| (after + 1..=upto).contains(index)).collect();
+        let is_it = |index: &&u64| {
+            log.get(index).is_some_and(|entry| {
+                entry.reply == *reply && revision.is_none_or(|revision| entry.revision == revision)
+            })
+        };
+        if applied.iter().any(|index| is_it(&index)) && claimed < asked.applied.len() as u64 {
+            asked.claimed += 1;
+            return Ok(());
         }
-        self.log.split_off(&index);
-        let data = entry.data.clone();
-        if data.is_empty() {
-            self.log.insert(index, Recorded { term: entry.term, data, envelope: None });
-            return Ok(Origin::Nobody);
+        let found: Vec<_> = applied
+            .iter()
+            .filter_map(|index| log.get(index).map(|entry| (index, &entry.reply, entry.revision)))
+            .collect();
+        Err(format!("{command:?} was answered {reply:?} at revision {revision:?}; it took effect as {found:?}"))
+    }
+
+    pub fn took_effect(&self, command: &Command, after: u64, upto: u64) -> bool {
+        let asked = self.asked.get(&key_of(command));
+        asked.is_some_and(|asked| asked.applied.iter().any(|index| (after + 1..=upto).contains(index)))
+    }
+
+    /// A member wants an entry to be durable.
+    pub fn record(&mut self, entry: &LogEntry) -> Result<(), String> {
+        let LogEntry { index, term, kind, data, context } = entry;
+        if let Some(known) = self.written.get(&(*index, *term)) {
+            let is_same = (known.kind, &known.data, &known.context) == (*kind, data, context);
+            // Who votes alone may come to lead twice in one term: the first time was never durable, and nobody knew.
+            let is_alone = self.model.configuration().voters.len() == 1 && *index > self.applied();
+            match is_same {
+                true => return Ok(()),
+                false if is_alone => {}
+                false => return Err(format!("entry {index} of term {term} is not what another member has there")),
+            }
         }
-        let envelope = codec::decode(data.clone()).map_err(|error| format!("entry {index}: {error}"))?;
-        let asked = self.unmatched.iter().position(|(_, command)| *command == envelope.command);
-        let origin = match (asked, &envelope.command) {
-            (Some(position), _) => Origin::Call(self.unmatched.remove(position).0),
-            (None, Command::LeaseExpire { .. } | Command::Leave(_) | Command::Compact { .. }) => Origin::Member,
-            (None, command) => {
-                return Err(format!(
-                    "entry {index} is a command that nobody asked for, or asked for once: {command:?}"
-                ));
+        if let Some(committed) = self.log.get(index).filter(|committed| committed.term < *term) {
+            let old = committed.term;
+            return Err(format!("entry {index} of term {old} took effect, and is replaced in term {term}"));
+        }
+        let encoded = if *kind == 0 { data } else { context };
+        let envelope = match encoded.is_empty() {
+            true => None,
+            false => Some(codec::decode(encoded.clone()).map_err(|error| format!("entry {index}: {error}"))?),
+        };
+        let (kind, data, context) = (*kind, data.clone(), context.clone());
+        self.written.insert((*index, *term), Recorded { kind, data, context, envelope });
+        Ok(())
+    }
+
+    /// A member applied this entry, which another one had applied before.
+    pub fn compare(&self, index: u64, term: u64) -> Result<(), String> {
+        match self.log.get(&index) {
+            Some(committed) if committed.term == term => Ok(()),
+            Some(committed) => {
+                Err(format!("entry {index} is of term {term} here, and of term {} elsewhere", committed.term))
+            }
+            None => Err(format!("entry {index} is not known to have taken effect")),
+        }
+    }
+
+    /// Applies the next entry, which is the one of this term, to both. An error if they disagree.
+    pub fn apply_next(&mut self, term: u64, now_us: u64) -> Result<Outcome, String> {
+        let index = self.applied() + 1;
+        let Some(recorded) = self.written.get(&(index, term)) else {
+            return Err(format!("entry {index} of term {term} was applied, and never given to any log"));
+        };
+        let outcome = match &recorded.envelope {
+            None => {
+                self.shadow.skip(index, term);
+                match recorded.kind {
+                    0 => self.model.skip(index),
+                    _ => self.model.leave_joint(index),
+                }
+                self.settle_shadow(changes_configuration(recorded.kind));
+                Outcome { reply: Ok(Reply::Published), revision: self.model.revision, wrote: false }
+            }
+            Some(envelope) => {
+                let (kind, envelope) = (recorded.kind, envelope.clone());
+                let outcome = self.apply_both(index, term, &envelope)?;
+                self.settle_shadow(changes_configuration(kind) && matches!(outcome.reply, Ok(Reply::MembersChanged)));
+                self.note_effect(index, &envelope.command, &outcome)?;
+                outcome
             }
         };
-        self.log.insert(index, Recorded { term: entry.term, data, envelope: Some(envelope) });
-        Ok(origin)
+        let (reply, revision) = (outcome.reply.clone(), outcome.revision);
+        self.log.insert(index, Committed { term, applied_us: now_us, reply, revision });
+        self.views.insert(index, self.shadow.view());
+        Ok(outcome)
     }
 
-    /// Applies the next entry to both. An error if they disagree.
-    pub fn apply_next(&mut self) -> Result<Outcome, String> {
-        let index = self.applied() + 1;
-        let Some(recorded) = self.log.get(&index) else {
-            return Err(format!("entry {index} was applied, and never given to the log"));
-        };
-        let Some(envelope) = &recorded.envelope else {
-            self.model.skip(index);
-            self.shadow.skip(index, recorded.term);
-            return Ok(Outcome { reply: Ok(Reply::Published), revision: self.model.revision, wrote: false });
-        };
-        let outcome = self.model.apply(index, recorded.term, &envelope.command);
-        let applied = self.shadow.apply(index, recorded.term, envelope);
+    fn apply_both(&mut self, index: u64, term: u64, envelope: &Envelope) -> Result<Outcome, String> {
         let command = &envelope.command;
-        if applied.reply != outcome.reply {
+        // Of one who is no member the state takes no description.
+        if let Command::Publish(member) = command
+            && self.model.configuration().is_learner(member.id).is_none()
+        {
+            self.model.skip(index);
+            self.shadow.skip(index, term);
+            let reply = Err(Refusal::MemberNotFound);
+            return Ok(Outcome { reply, revision: self.model.revision, wrote: false });
+        }
+        let outcome = self.model.apply(index, term, envelope);
+        let applied = self.shadow.apply(index, term, envelope);
+        if !is_same(&applied.reply, &outcome.reply) {
             let (machine, model) = (&applied.reply, &outcome.reply);
             return Err(format!("entry {index}, {command:?}: the machine replies {machine:?}, the model {model:?}"));
         }
@@ -153,18 +237,36 @@ impl Reference {
             let machine = &applied.commit;
             return Err(format!("entry {index}, {command:?}: the machine wrote {machine:?}, the model {expected:?}"));
         }
-        self.results.insert(index, (outcome.reply.clone(), outcome.revision));
-        if self.results.len() > 4096 {
-            self.results.pop_first();
+        Ok(Outcome { reply: applied.reply, ..outcome })
+    }
+
+    /// The second machine follows a change of the configuration.
+    fn settle_shadow(&mut self, is_changed: bool) {
+        if is_changed {
+            let configuration = self.model.configuration();
+            self.shadow.settle_members(|member| configuration.is_learner(member));
         }
-        Ok(outcome)
+    }
+
+    fn note_effect(&mut self, index: u64, command: &Command, outcome: &Outcome) -> Result<(), String> {
+        if matches!(outcome.reply, Ok(Reply::Duplicate)) {
+            return Ok(());
+        }
+        // Of a stranger it is not even noted that it was forwarded; but it has no effect either.
+        let has_effect = !matches!(outcome.reply, Err(Refusal::MemberNotFound));
+        let asked = self.asked.entry(key_of(command)).or_default();
+        asked.applied.push(index);
+        if has_effect && asked.applied.len() as u64 > asked.calls && !is_members_own(command) {
+            let (calls, applied) = (asked.calls, &asked.applied);
+            return Err(format!("{command:?} was asked for {calls} times and took effect at {applied:?}"));
+        }
+        Ok(())
     }
 
     /// A snapshot of `view` is asked for: it must restore to the same state, and the second machine goes
     /// on from what was restored.
     pub fn snapshot(&mut self, view: &View, chunk_bytes: usize) -> Result<(), String> {
         let (index, hash) = (view.applied_index(), view.hash());
-        self.snapshots.insert(index, hash);
         let mut restore = Restore::new();
         for chunk in chunks(view.clone(), chunk_bytes) {
             restore.chunk(&chunk).map_err(|error| format!("a snapshot cannot be restored: {error}"))?;
@@ -173,36 +275,66 @@ impl Reference {
         if restored.state().hash() != hash {
             return Err(format!("the snapshot at {index} restores to another state"));
         }
+        self.is_state(index, hash)?;
         if index == self.applied() {
-            if self.shadow.state().hash() != hash {
-                return Err(format!("the member's state at {index} is not what its log leads to"));
-            }
             self.shadow = restored;
         }
         Ok(())
     }
 
-    /// Compares what came back from disk with what was given to it, and from here on believes the disk
-    /// about everything that nobody was told of.
-    pub fn recover(&mut self, recovered: &Recovered, snapshot_hash: u64) -> Result<(), String> {
-        self.unmatched.clear();
-        let (index, applied) = (recovered.snapshot.index, self.applied());
-        match self.snapshots.get(&index) {
-            Some(hash) if *hash == snapshot_hash => {}
-            Some(_) => return Err(format!("the snapshot at {index} came back with another state")),
-            None => return Err(format!("a snapshot at {index} came back that was never asked for")),
+    pub fn is_state(&self, index: u64, hash: u64) -> Result<(), String> {
+        match self.hash_at(index) {
+            Some(known) if known == hash => Ok(()),
+            Some(_) => Err(format!("the member's state at {index} is not what the log leads to")),
+            None => Err(format!("a state at {index}, where the log never was")),
         }
-        let last = recovered.entries.last().map_or(index, |entry| entry.index);
-        if last < applied {
-            return Err(format!("entries up to {applied} were applied, but only those up to {last} came back"));
+    }
+
+    /// Compares what came back from a member's disk with what any member ever wrote.
+    pub fn recover(&self, recovered: &Recovered, snapshot_hash: u64) -> Result<(), String> {
+        let index = recovered.snapshot.index;
+        if index > 0 {
+            self.is_state(index, snapshot_hash).map_err(|what| format!("a snapshot came back: {what}"))?;
         }
         for entry in &recovered.entries {
-            let same = |recorded: &Recorded| recorded.term == entry.term && recorded.data == entry.data;
-            if !self.log.get(&entry.index).is_some_and(same) {
+            let written = self.written.get(&(entry.index, entry.term));
+            let is_same = |recorded: &Recorded| {
+                (recorded.kind, &recorded.data, &recorded.context) == (entry.kind, &entry.data, &entry.context)
+            };
+            if !written.is_some_and(is_same) {
                 return Err(format!("entry {} came back as something that was never written", entry.index));
             }
         }
-        self.log.split_off(&(last + 1));
         Ok(())
+    }
+}
+
+/// Whether an entry of this kind changes raft's configuration.
+fn changes_configuration(kind: u8) -> bool {
+    kind != 0
+}
+
+/// What members propose without having been asked.
+fn is_members_own(command: &Command) -> bool {
+    matches!(
+        command,
+        Command::LeaseExpire { .. } | Command::LeaseCheckpoint { .. } | Command::Leave(_) | Command::Compact { .. }
+    )
+}
+
+fn key_of(command: &Command) -> Bytes {
+    let mut encoded = Vec::new();
+    codec::encode(&Envelope { wall_ms: 0, origin: None, command: command.clone() }, &mut encoded);
+    encoded.into()
+}
+
+/// The model leaves out how the machine describes who holds a lock.
+fn is_same(machine: &Result<Reply, Refusal>, model: &Result<Reply, Refusal>) -> bool {
+    match (machine, model) {
+        (Ok(Reply::Busy(machine)), Ok(Reply::Busy(model))) => {
+            (&machine.name, machine.waiting) == (&model.name, model.waiting)
+        }
+        (Ok(Reply::ForceReleased(_)), Ok(Reply::Unlocked { .. })) => true,
+        (machine, model) => machine == model,
     }
 }

@@ -1,6 +1,6 @@
 //! What a client asks of a member, and what is remembered of a call until it is answered.
 
-use tenure_machine::{Command, LeaseId, Lock, RangeQuery, Revision};
+use tenure_machine::{Command, LeaseId, Lock, MemberChange, MemberId, RangeQuery, Revision};
 use tenure_replica::{CallId, Consistency, Input, Read};
 
 #[derive(Debug, Clone)]
@@ -10,23 +10,30 @@ pub enum Request {
     Range(RangeQuery, Consistency),
     /// The whole state.
     View,
-    KeepAlive(LeaseId),
+    KeepAlive {
+        lease: LeaseId,
+        epoch: u64,
+    },
     TimeToLive(LeaseId),
+    ChangeMembers(MemberChange),
+    TransferLeader(Option<MemberId>),
 }
 
 /// A call as its client sees it.
 #[derive(Debug)]
 pub struct Call {
     pub client: usize,
+    /// Whom it was made to.
+    pub member: MemberId,
     pub request: Request,
     pub issued_us: u64,
-    /// The newest revision that anybody had been told of when the call began.
+    /// Everything up to this entry of the log had taken effect somewhere when the call began.
+    pub floor_index: u64,
+    /// And this was the newest revision.
     pub floor: Revision,
-    /// Where its command stands in the log, once it does.
-    pub index: Option<u64>,
     /// The client has given up waiting.
     pub cancelled: bool,
-    /// The step in which the member was told so; from then on it must not answer.
+    /// The step of its member in which that was told so; from then on it must not answer.
     pub cancel_taken: Option<u64>,
 }
 
@@ -39,11 +46,13 @@ impl Request {
                 Input::Read { call, read: Read::Range(query.clone()), consistency: *consistency }
             }
             Request::View => Input::Read { call, read: Read::View, consistency: Consistency::Linearizable },
-            Request::KeepAlive(lease) => Input::KeepAlive { call, lease: *lease, epoch: 0 },
+            Request::KeepAlive { lease, epoch } => Input::KeepAlive { call, lease: *lease, epoch: *epoch },
             Request::TimeToLive(lease) => {
                 let read = Read::LeaseTimeToLive(*lease);
                 Input::Read { call, read, consistency: Consistency::Linearizable }
             }
+            Request::ChangeMembers(change) => Input::ChangeMembers { call, change: change.clone() },
+            Request::TransferLeader(to) => Input::TransferLeader { call, to: *to },
         }
     }
 
@@ -52,6 +61,7 @@ impl Request {
         match self {
             Request::Propose(command) => Some(command.clone()),
             Request::Lock(lock) => Some(Command::Lock(lock.clone())),
+            Request::ChangeMembers(change) => Some(Command::ChangeMembers(change.clone())),
             _ => None,
         }
     }

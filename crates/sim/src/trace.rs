@@ -22,15 +22,22 @@ impl Trace {
     pub fn note(&mut self, time_us: u64, what: fmt::Arguments<'_>) {
         self.line.clear();
         let _ = self.line.write_fmt(what);
-        self.mix(time_us);
-        let (words, tail) = self.line.as_bytes().as_chunks::<8>();
-        let mut hash = self.hash;
-        for word in words {
-            hash = mixed(hash, u64::from_le_bytes(*word));
-        }
-        let mut last = [0; 8];
-        last[..tail.len()].copy_from_slice(tail);
-        self.hash = mixed(mixed(hash, u64::from_le_bytes(last)), self.line.len() as u64);
+        self.hash = mixed(mixed(self.hash, time_us), hash_of(self.line.as_bytes()));
+        self.keep_line(time_us);
+    }
+
+    /// For people only.
+    pub fn remark(&mut self, time_us: u64, what: fmt::Arguments<'_>) {
+        self.line.clear();
+        let _ = self.line.write_fmt(what);
+        self.keep_line(time_us);
+    }
+
+    pub fn is_kept(&self) -> bool {
+        self.keep > 0
+    }
+
+    fn keep_line(&mut self, time_us: u64) {
         if self.keep > 0 {
             if self.kept.len() == self.keep {
                 self.kept.pop_front();
@@ -46,10 +53,17 @@ impl Trace {
     pub fn lines(&self) -> impl Iterator<Item = &str> {
         self.kept.iter().map(String::as_str)
     }
+}
 
-    fn mix(&mut self, word: u64) {
-        self.hash = mixed(self.hash, word);
+pub fn hash_of(bytes: &[u8]) -> u64 {
+    let (words, tail) = bytes.as_chunks::<8>();
+    let mut hash = 0xcbf2_9ce4_8422_2325;
+    for word in words {
+        hash = mixed(hash, u64::from_le_bytes(*word));
     }
+    let mut last = [0; 8];
+    last[..tail.len()].copy_from_slice(tail);
+    mixed(mixed(hash, u64::from_le_bytes(last)), bytes.len() as u64)
 }
 
 /// FNV-1a over words instead of bytes, with the high half folded in so that every bit counts.

@@ -1,28 +1,43 @@
 //! A few seeds on every build; thousands run with the `tenure-sim` binary.
 
-use tenure_sim::{Report, TIMELINE_LINES, explain};
+use tenure_sim::{Report, Setting, TIMELINE_LINES, explain};
 
-fn run(seeds: std::ops::Range<u64>) {
+/// Seeds that have found something, see `docs/found-by-simulation.md`. What a seed does changes with the traffic and
+/// the plan; what it found has a test of its own where the bug was, and is planted in `planted.rs`.
+const REGRESSIONS: [u64; 2] = [188, 549];
+
+fn run(seeds: impl IntoIterator<Item = u64>) -> Report {
     let mut total = Report::default();
     for seed in seeds {
-        match explain(seed, None, TIMELINE_LINES) {
+        match explain(&Setting { seed, planted: None, faults: None, lines: TIMELINE_LINES }) {
             Ok(report) => total.add(&report),
             Err(violation) => panic!("{violation}"),
         }
     }
-    // Whoever changes the plan so that nothing happens any more is told so.
+    total
+}
+
+/// Whoever changes the plan so that nothing happens any more is told so.
+fn is_lively(total: &Report) {
     assert!(total.commands > 100 * total.seeds, "{total}");
     assert!(total.deaths > total.seeds, "{total}");
     assert!(total.snapshots > total.seeds, "{total}");
     assert!(total.notices > total.seeds, "{total}");
+    assert!(total.installs > 0 && total.removed > 0, "{total}");
+    assert!(total.term > 2 * total.seeds, "{total}");
 }
 
 #[test]
-fn a_hundred_seeds_break_no_rule() {
-    run(0..100);
+fn a_few_seeds_break_no_rule() {
+    is_lively(&run(0..24));
 }
 
 #[test]
-fn a_hundred_more_seeds_break_no_rule() {
-    run(1_000_000..1_000_100);
+fn a_few_more_seeds_break_no_rule() {
+    is_lively(&run(1_000_000..1_000_024));
+}
+
+#[test]
+fn what_was_found_once_stays_away() {
+    run(REGRESSIONS);
 }

@@ -28,6 +28,8 @@ mod log;
 mod memory_disk;
 mod os_disk;
 mod peers;
+#[cfg(feature = "planted")]
+pub mod planted;
 mod recovery;
 mod segment;
 mod snapshot;

@@ -1,10 +1,11 @@
 //! Snapshots as files: written beside the log by another thread, under a temporary name until every byte
 //! is durable and read back, and only then renamed. A snapshot that has its name is therefore whole.
 
+use std::collections::BTreeMap;
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 
@@ -25,6 +26,9 @@ struct Shared<D: Disk> {
     disk: D,
     directory: PathBuf,
     newest: Mutex<SnapshotMeta>,
+    /// How often each name was given out to a snapshot on which nothing builds yet. Two members may send the same one,
+    /// and what is refused of the first must not take the file from under the second.
+    finished: Mutex<BTreeMap<(u64, u64), u64>>,
     temporaries: AtomicU64,
     _lock: Arc<D::Lock>,
 }
@@ -38,7 +42,8 @@ impl<D: Disk> Clone for Snapshots<D> {
 impl<D: Disk> Snapshots<D> {
     pub(crate) fn new(disk: D, directory: PathBuf, newest: SnapshotMeta, lock: Arc<D::Lock>) -> Self {
         let temporaries = AtomicU64::new(0);
-        Self { shared: Arc::new(Shared { disk, directory, newest: Mutex::new(newest), temporaries, _lock: lock }) }
+        let (newest, finished) = (Mutex::new(newest), Mutex::default());
+        Self { shared: Arc::new(Shared { disk, directory, newest, finished, temporaries, _lock: lock }) }
     }
 
     /// The newest snapshot that the log builds on.
@@ -125,14 +130,22 @@ impl<D: Disk> Snapshots<D> {
     fn complete(&self, mut file: D::File, temporary: &Path, index: u64, term: u64) -> Result<SnapshotMeta, Fault> {
         let Shared { disk, directory, .. } = &*self.shared;
         let failed = |source| Fault::io("writing snapshot", temporary, source);
-        file.sync_data().map_err(failed)?;
+        #[cfg(feature = "planted")]
+        let is_synced = !crate::planted::is(crate::planted::Bug::NameUnsynced);
+        #[cfg(not(feature = "planted"))]
+        let is_synced = true;
+        if is_synced {
+            file.sync_data().map_err(failed)?;
+        }
         drop(file);
         let meta = verify(disk, temporary)?;
         if (meta.index, meta.term) != (index, term) {
             let reason = format!("it is a snapshot at {} of term {}, not {index} of {term}", meta.index, meta.term);
             return Err(Fault::corrupt(temporary, 0, reason));
         }
+        let mut finished = self.finished();
         disk.rename(temporary, &directory.join(layout::snapshot_name(index, term))).map_err(failed)?;
+        *finished.entry((index, term)).or_default() += 1;
         disk.sync_directory(directory).map_err(failed)?;
         Ok(meta)
     }
@@ -145,7 +158,43 @@ impl<D: Disk> Snapshots<D> {
         }
     }
 
+    /// One who had a snapshot at this index has no use for it. The file goes with the last of them, unless the log
+    /// builds on it.
+    pub(crate) fn give_up(&self, index: u64) -> Result<(), Fault> {
+        let Shared { disk, directory, .. } = &*self.shared;
+        let mut finished = self.finished();
+        let Some((&(index, term), count)) = finished.range_mut((index, 0)..=(index, u64::MAX)).next_back() else {
+            return Ok(());
+        };
+        *count -= 1;
+        #[cfg(feature = "planted")]
+        if crate::planted::is(crate::planted::Bug::TakeFile) {
+            *count = 0;
+        }
+        if *count > 0 {
+            return Ok(());
+        }
+        finished.remove(&(index, term));
+        let newest = self.newest();
+        if (newest.index, newest.term) == (index, term) {
+            return Ok(());
+        }
+        // While nobody can give out the name again.
+        let path = directory.join(layout::snapshot_name(index, term));
+        match disk.remove(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(Fault::io("removing", &path, error)),
+            _ => {}
+        }
+        disk.sync_directory(directory).map_err(|source| Fault::io("syncing", directory, source))
+    }
+
+    fn finished(&self) -> MutexGuard<'_, BTreeMap<(u64, u64), u64>> {
+        self.shared.finished.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn set_newest(&self, meta: SnapshotMeta) {
+        // What is not newer is removed, or stays for good.
+        self.finished().retain(|name, _| *name > (meta.index, meta.term));
         *self.shared.newest.lock().unwrap_or_else(PoisonError::into_inner) = meta;
     }
 }

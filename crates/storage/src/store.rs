@@ -173,18 +173,11 @@ impl<D: Disk> Store<D> {
         self.build_on(meta)
     }
 
-    /// A snapshot that was received and will not be installed. Its file goes, in the background: found again, it
-    /// would take the place of the log.
+    /// A snapshot that was received and will not be installed. Its file goes: found again, it would take the place
+    /// of the log. It stays while somebody else has received the same one, and may install it.
     pub fn discard_snapshot(&mut self, index: u64) -> Result<(), Fault> {
         self.log.check_poison()?;
-        let newest = self.snapshots.newest();
-        let obsolete = list_names(&self.disk, &self.directory)?.into_iter().filter_map(|(name, path)| match name {
-            Name::Snapshot { index: found, term } if found == index && (found, term) != (newest.index, newest.term) => {
-                Some(path)
-            }
-            _ => None,
-        });
-        self.remove(obsolete.collect())
+        self.snapshots.give_up(index)
     }
 
     /// The last index of the log, appended without `sync` or not.

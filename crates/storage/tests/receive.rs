@@ -74,6 +74,21 @@ fn a_snapshot_that_is_not_wanted_is_not_found_again() {
     assert_eq!((state.snapshot.index, state.last_index()), (1, 9));
 }
 
+/// A former leader's copy is refused, and the new leader's, which is the same, is installed.
+#[test]
+fn what_is_refused_of_one_is_not_taken_from_another() {
+    let mut member = Member::initialised(9);
+    member.run(&Operation::Receive { index: 30, term: 4 }).unwrap();
+    member.run(&Operation::Receive { index: 30, term: 4 }).unwrap();
+    member.store().discard_snapshot(30).unwrap();
+    member.run(&Operation::InstallReceived { index: 30, term: 4 }).unwrap();
+    member.store().discard_snapshot(30).unwrap();
+    assert_eq!(member.store().snapshots().newest(), meta(30, 4));
+    member.disk.crash();
+    member.open_and_check().unwrap();
+    assert_eq!(member.durable.as_ref().unwrap().snapshot.index, 30);
+}
+
 #[test]
 fn a_peer_is_known_again_by_its_directory() {
     let mut member = Member::initialised(4);

@@ -203,7 +203,13 @@ impl View {
 
     fn places_of(&self, leave: &Leave) -> Vec<SharedBytes> {
         let mut places = Vec::new();
-        let is_last_joiner = |entry: &LockEntry| entry.last_joiner == Some(leave.call);
+        let is_last_joiner = |entry: &LockEntry| {
+            #[cfg(feature = "planted")]
+            if crate::planted::is(crate::planted::Bug::LeaveAnybody) {
+                return true;
+            }
+            entry.last_joiner == Some(leave.call)
+        };
         let entry = self.lock_entry(&leave.key).map(|(_, entry)| entry).filter(|entry| is_last_joiner(entry));
         let Some(entry) = entry else { return places };
         places.push(entry.key.clone());

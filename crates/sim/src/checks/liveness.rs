@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use tenure_replica::{CallId, Failure};
 
-use super::{Check, Context, Seen};
+use super::{Check, Context, Seen, slack_us};
+use crate::request::Request;
 
 #[derive(Default)]
 pub struct Liveness {
@@ -19,7 +20,7 @@ impl Check for Liveness {
 
     fn see(&mut self, seen: &Seen<'_>, context: &Context<'_>) -> Result<(), String> {
         match seen {
-            Seen::Died => self.open.clear(),
+            Seen::Died { lost, .. } => self.open.retain(|id, _| !lost.contains(id)),
             Seen::Issued { id, call } => {
                 self.open.insert(*id, format!("{:?}", call.request));
             }
@@ -28,14 +29,18 @@ impl Check for Liveness {
             }
             Seen::Answered { id, call, answer, .. } => {
                 self.open.remove(id);
-                let waited_ms = (context.now_us - call.issued_us) / 1000;
-                let timeout_ms = context.plan.replica.call_timeout_ms;
                 let request = &call.request;
+                let timeout_us = context.plan.replica.call_timeout_ms * 1000;
+                let waited_us = context.now_us - call.issued_us;
+                let is_alone = context.plan.members == 1 && !context.plan.has_changes();
                 return match &answer.result {
-                    Err(Failure::TimedOut | Failure::NoLeader) if waited_ms + 1 < timeout_ms => {
-                        Err(format!("{request:?} timed out after {waited_ms} ms"))
+                    // Raft gives a transfer up after an election timeout.
+                    Err(Failure::TimedOut) if matches!(request, Request::TransferLeader(_)) => Ok(()),
+                    Err(Failure::TimedOut) if waited_us + slack_us(timeout_us, context.plan) < timeout_us => {
+                        Err(format!("{request:?} timed out after {waited_us} us"))
                     }
                     Err(Failure::Overloaded) if context.plan.replica.inflight_bytes < 1 << 20 => Ok(()),
+                    Err(Failure::LeaderChanged) if !is_alone => Ok(()),
                     Err(
                         failure
                         @ (Failure::LeaderChanged | Failure::Overloaded | Failure::TooLarge | Failure::Stopping),

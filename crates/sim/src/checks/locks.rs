@@ -1,28 +1,30 @@
-//! Locks as their clients see them: who was told that it holds what, and who may rely on it.
+//! Locks as their clients see them: who is told that it holds what, and when that ends.
 //!
-//! A holder may rely on its lock from the answer on until it asks for the end of it, or somebody else asks
-//! for something that could end it, or the time that its lease was promised is over. Only what clients
-//! asked and were told counts here; that the queue itself is right is `state`'s business.
+//! That the queue itself is right, at every index, is seen by comparing machine and model. Here it is what
+//! clients are told of it: no grant is told that had ended before the teller knew of it, none twice at
+//! the same time, and nothing that was told is given up by a member on its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tenure_machine::{Command, Keys, LeaseId, Mode, Op, Reply, Revision, Txn};
+use tenure_machine::{Command, LeaseId, Lock, LockReply, MemberId, Mode, Reply, Revision};
 use tenure_replica::{Answered, CallId, Failure};
 
-use super::leases::GRAIN_US;
-use super::{Check, Context, Seen};
-use crate::request::Request;
+use super::{Check, Context, Seen, slack_us};
+use crate::model::Stay;
+use crate::request::{Call, Request};
 
 #[derive(Default)]
 pub struct Locks {
     holds: BTreeMap<Vec<u8>, Vec<Hold>>,
-    /// The highest token that was told for each name.
-    tokens: BTreeMap<Vec<u8>, Revision>,
-    promised_us: BTreeMap<LeaseId, u64>,
-    /// Calls under way that may end places in queues.
-    enders: BTreeMap<CallId, Ender>,
-    /// Keys whose lease somebody may have exchanged: such a place does not end with its lease.
-    overwritten: BTreeSet<Vec<u8>>,
+    /// Until when a lease was promised, and for how long.
+    promised: BTreeMap<LeaseId, (u64, u64)>,
+    /// The names of Lock calls that were told that they hold.
+    told: BTreeSet<u128>,
+    /// Those whose place was left, and those that clients themselves leave.
+    left: BTreeSet<u128>,
+    left_by_clients: BTreeSet<u128>,
+    /// What each member had applied, and since when, in its present life.
+    advanced: BTreeMap<MemberId, Vec<(u64, u64)>>,
 }
 
 struct Hold {
@@ -30,94 +32,35 @@ struct Hold {
     token: Revision,
     mode: Mode,
     lease: LeaseId,
-    may_have_ended: bool,
-}
-
-#[derive(Clone)]
-enum Ender {
-    Deletes(Vec<Keys>),
-    Revokes(LeaseId),
-    /// Whoever has this token; nobody else.
-    Unlocks(Revision),
-    /// A call that was given up leaves the place that it joined last, whoever else relies on it.
-    Leaves {
-        name: Vec<u8>,
-        lease: LeaseId,
-    },
-}
-
-impl Ender {
-    fn may_end(&self, hold: &Hold) -> bool {
-        match self {
-            Ender::Deletes(keys) => keys.iter().any(|keys| keys.contains(&hold.key)),
-            Ender::Revokes(revoked) => *revoked == hold.lease,
-            Ender::Unlocks(token) => *token == hold.token,
-            Ender::Leaves { name, lease: left } => *left == hold.lease && hold.key.starts_with(name),
-        }
-    }
 }
 
 impl Check for Locks {
     fn name(&self) -> &'static str {
-        "L1/L2/L4/L6: who holds a lock"
+        "L1-L6: who holds a lock"
     }
 
     fn see(&mut self, seen: &Seen<'_>, context: &Context<'_>) -> Result<(), String> {
         match seen {
-            // What was under way is decided before anything is answered again.
-            Seen::Booted => self.enders.clear(),
-            Seen::Issued { id, call } => self.issued(*id, &call.request),
-            Seen::Cancelled { id, call } => self.left(*id, &call.request),
-            Seen::Answered { id, call, answer, within } => {
-                self.enders.remove(id);
-                match (&call.request, &answer.result) {
-                    (Request::Propose(_), Ok(Answered::Reply(Reply::LeaseGranted { lease, ttl_ms }))) => {
-                        self.promise(*lease, context.now_us + ttl_ms * 1000);
-                    }
-                    (Request::KeepAlive(lease), Ok(Answered::KeptAlive { ttl_ms: Some(ttl_ms) })) => {
-                        self.promise(*lease, context.now_us + ttl_ms * 1000);
-                    }
-                    (Request::Lock(_), Err(Failure::TimedOut)) => self.left(*id, &call.request),
-                    (Request::Lock(lock), Ok(Answered::Lock(reply))) => {
-                        let model = &context.reference.model;
-                        let Some(stay) = model.stay(&reply.key, reply.token) else {
-                            return Err(format!("{reply:?}, but there never was such a place"));
-                        };
-                        let granted = stay.granted.is_some_and(|at| at <= *within.end());
-                        let stands = stay.ended.is_none_or(|(at, _)| at > *within.start());
-                        if !reply.granted || !granted || !stands || stay.lease != lock.lease {
-                            return Err(format!("{reply:?}, but the place is {stay:?}"));
-                        }
-                        if model.lease_within(lock.lease, within).is_none() {
-                            return Err(format!("{reply:?} to the dead lease {:x}", lock.lease));
-                        }
-                        let hold = Hold {
-                            key: reply.key.to_vec(),
-                            token: reply.token,
-                            // As the place was made; a later call for it may name another.
-                            mode: stay.mode,
-                            lease: lock.lease,
-                            may_have_ended: false,
-                        };
-                        return self.granted(&lock.name, hold, context.now_us);
-                    }
-                    (Request::Lock(lock), Err(Failure::EntryEnded(_))) => {
-                        let Some((reply, _)) = call.index.and_then(|index| context.reference.result(index)) else {
-                            return Err(format!("{lock:?} was never in a queue, and is told that its place is gone"));
-                        };
-                        let model = &context.reference.model;
-                        // A key that somebody took the lease from outlives its owner; that one is told all the same.
-                        if let Ok(Reply::Lock(reply)) = reply
-                            && model.stay(&reply.key, reply.token).is_none_or(|stay| stay.ended.is_none())
-                            && model.lease(lock.lease).is_some()
-                        {
-                            return Err(format!("{reply:?} is still there, but its caller is told that it is gone"));
-                        }
-                    }
-                    (Request::Lock(_), Ok(other)) => return Err(format!("a lock is answered {other:?}")),
-                    _ => {}
+            Seen::Booted { member } => drop(self.advanced.remove(member)),
+            Seen::Advanced { member, from, to } => {
+                let advanced = self.advanced.entry(*member).or_default();
+                if advanced.is_empty() || from < to {
+                    advanced.push((*to, context.now_us));
                 }
             }
+            Seen::Issued { call: Call { request: Request::Propose(Command::Leave(leave)), .. }, .. } => {
+                self.left_by_clients.insert(leave.call);
+            }
+            Seen::Applied { command: Some(Command::Leave(leave)), outcome, .. }
+                if matches!(outcome.reply, Ok(Reply::Left { left: true }))
+                    && !self.left_by_clients.contains(&leave.call) =>
+            {
+                self.left.insert(leave.call);
+                if self.told.contains(&leave.call) {
+                    return Err(format!("{leave:?} ends a place that its call was told to hold"));
+                }
+            }
+            Seen::Answered { id, call, answer, .. } => return self.answered(*id, call, &answer.result, context),
             _ => {}
         }
         Ok(())
@@ -125,90 +68,102 @@ impl Check for Locks {
 }
 
 impl Locks {
-    fn promise(&mut self, lease: LeaseId, until_us: u64) {
-        let promised_us = self.promised_us.entry(lease).or_default();
-        *promised_us = until_us.max(*promised_us);
+    fn answered(
+        &mut self,
+        id: CallId,
+        call: &Call,
+        result: &Result<Answered, Failure>,
+        context: &Context<'_>,
+    ) -> Result<(), String> {
+        match (&call.request, result) {
+            (Request::Propose(_), Ok(Answered::Reply(Reply::LeaseGranted { lease, ttl_ms })))
+            | (Request::KeepAlive { lease, .. }, Ok(Answered::KeptAlive { ttl_ms: Some(ttl_ms) })) => {
+                let span_us = ttl_ms * 1000;
+                let promised = self.promised.entry(*lease).or_default();
+                *promised = (*promised).max((call.issued_us + span_us, span_us));
+                Ok(())
+            }
+            (Request::Lock(lock), Ok(Answered::Lock(reply))) => {
+                self.granted(call, lock, reply, context).map_err(|what| format!("call {id}, {reply:?}: {what}"))
+            }
+            (Request::Lock(lock), Ok(Answered::Reply(Reply::Busy(_)))) if lock.try_once => Ok(()),
+            (Request::Lock(lock), Err(Failure::EntryEnded(_))) => {
+                let upto = context.reference.applied();
+                if context.reference.took_effect(&Command::Lock(lock.clone()), call.floor_index, upto) {
+                    return Ok(());
+                }
+                Err(format!("{lock:?} was never in a queue, and is told that its place is gone"))
+            }
+            (Request::Lock(_), Ok(other)) => Err(format!("a lock is answered {other:?}")),
+            _ => Ok(()),
+        }
     }
 
-    fn issued(&mut self, id: CallId, request: &Request) {
-        let mut touched = Vec::new();
-        let ender = match request {
-            Request::Propose(Command::LeaseRevoke { lease }) => Ender::Revokes(*lease),
-            Request::Propose(Command::Unlock(unlock)) => Ender::Unlocks(unlock.token),
-            Request::Propose(Command::Delete(delete)) => Ender::Deletes(vec![delete.keys.clone()]),
-            Request::Propose(Command::Leave(leave)) => Ender::Deletes(vec![Keys::One(leave.key.clone())]),
-            // A put may hang the key on another lease, and end it with that one.
-            Request::Propose(Command::Put(put)) => {
-                touched.push(put.key.to_vec());
-                Ender::Deletes(vec![Keys::One(put.key.clone())])
+    fn granted(&mut self, call: &Call, lock: &Lock, reply: &LockReply, context: &Context<'_>) -> Result<(), String> {
+        if !reply.granted || self.left.contains(&lock.call) {
+            return Err("the place was not granted, or was left".to_owned());
+        }
+        self.told.insert(lock.call);
+        let names = std::iter::once(&lock.name).chain(&lock.more_names);
+        let keys = std::iter::once(&reply.key).chain(&reply.more_keys);
+        for (name, key) in names.zip(keys) {
+            let Some(stay) = context.reference.model.stay(key, reply.token) else {
+                return Err("there never was such a place".to_owned());
+            };
+            if stay.lease != lock.lease {
+                return Err(format!("it belongs to lease {:x}", stay.lease));
             }
-            Request::Propose(Command::Txn(txn)) => {
-                let mut keys = Vec::new();
-                written(txn, &mut keys, &mut touched);
-                Ender::Deletes(keys)
-            }
-            _ => return,
+            self.stood(call, stay, context)?;
+            let (key, token) = (key.to_vec(), reply.token);
+            // As the place was made; a later call for it may name another mode.
+            let hold = Hold { key, token, mode: stay.mode, lease: lock.lease };
+            self.hold(name, hold, context)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the grant stood at some time after the teller knew of it.
+    fn stood(&self, call: &Call, stay: &Stay, context: &Context<'_>) -> Result<(), String> {
+        let advanced = self.advanced.get(&call.member).map_or(&[][..], |advanced| &advanced[..]);
+        let Some(granted) = stay.granted else { return Err(format!("it was never granted: {stay:?}")) };
+        let Some((_, known_us)) = advanced.iter().find(|(index, _)| *index >= granted) else {
+            return Err(format!("granted at {granted}, of which member {} knows nothing", call.member));
         };
-        self.overwritten.extend(touched.into_iter().filter(|key| key.starts_with(b"lock/")));
-        self.begin(id, ender);
-    }
-
-    /// The caller waits no more: the member gives up the place that it may have, some time later.
-    fn left(&mut self, id: CallId, request: &Request) {
-        let Request::Lock(lock) = request else { return };
-        let ender = Ender::Leaves { name: lock.name.to_vec(), lease: lock.lease };
-        self.begin(id, ender);
-    }
-
-    fn begin(&mut self, id: CallId, ender: Ender) {
-        for hold in self.holds.values_mut().flatten() {
-            hold.may_have_ended |= ender.may_end(hold);
+        let ended_us = stay.ended.and_then(|(index, _)| context.reference.committed(index)).map(|end| end.applied_us);
+        match ended_us.filter(|ended_us| ended_us < known_us) {
+            Some(ended_us) => Err(format!("it ended at {ended_us} us, and was known here only from {known_us} us on")),
+            None => Ok(()),
         }
-        self.enders.insert(id, ender);
     }
 
-    fn granted(&mut self, name: &[u8], mut hold: Hold, now_us: u64) -> Result<(), String> {
-        let highest = self.tokens.entry(name.to_vec()).or_default();
-        if hold.mode == Mode::Exclusive && hold.token < *highest {
-            return Err(format!("token {} was granted after token {highest}", hold.token));
-        }
-        *highest = hold.token.max(*highest);
-        hold.may_have_ended =
-            self.overwritten.contains(&hold.key) || self.enders.values().any(|ender| ender.may_end(&hold));
-        let promised_us = &self.promised_us;
+    /// Nobody else holds it whose lease was promised to last and whose place was not ended by anybody.
+    fn hold(&mut self, name: &[u8], hold: Hold, context: &Context<'_>) -> Result<(), String> {
+        let (promised, now_us) = (&self.promised, context.now_us);
+        let model = &context.reference.model;
         let holds = self.holds.entry(name.to_vec()).or_default();
         holds.retain(|other| {
-            let promised_us = promised_us.get(&other.lease).copied().unwrap_or(0);
-            !other.may_have_ended
-                && promised_us > now_us + GRAIN_US
-                && (&other.key, other.token) != (&hold.key, hold.token)
+            let (until_us, span_us) = promised.get(&other.lease).copied().unwrap_or_default();
+            let is_there = model.stay(&other.key, other.token).is_some_and(|stay| stay.ended.is_none());
+            let is_other = (&other.key, other.token) != (&hold.key, hold.token);
+            is_other && is_there && until_us > now_us + slack_us(span_us, context.plan)
         });
-        if let Some(other) = holds.iter().find(|other| hold.mode == Mode::Exclusive || other.mode != hold.mode) {
-            let (name, token, key) = (String::from_utf8_lossy(name), other.token, String::from_utf8_lossy(&other.key));
-            return Err(format!("{name} is granted with token {} while {key} holds it with {token}", hold.token));
+        let is_there = model.stay(&hold.key, hold.token).is_some_and(|stay| stay.ended.is_none());
+        if let Some(other) = holds.iter().find(|other| hold.mode == Mode::Exclusive || other.mode != hold.mode)
+            && is_there
+        {
+            let (name, key) = (String::from_utf8_lossy(name), String::from_utf8_lossy(&other.key));
+            return Err(format!(
+                "{name} is granted with token {} while {key} holds it with {}",
+                hold.token, other.token
+            ));
         }
         if let Mode::Slots(slots) | Mode::Barrier(slots) = hold.mode {
             let taken = holds.iter().filter(|other| other.mode == hold.mode).count();
-            if taken >= slots as usize {
+            if is_there && taken >= slots as usize {
                 return Err(format!("{} holders share {slots} slots", taken + 1));
             }
         }
         holds.push(hold);
         Ok(())
-    }
-}
-
-/// The keys that a transaction may delete or overwrite, and those that it may put.
-fn written(txn: &Txn, keys: &mut Vec<Keys>, touched: &mut Vec<Vec<u8>>) {
-    for op in txn.success.iter().chain(&txn.failure) {
-        match op {
-            Op::Delete(delete) => keys.push(delete.keys.clone()),
-            Op::Put(put) => {
-                keys.push(Keys::One(put.key.clone()));
-                touched.push(put.key.to_vec());
-            }
-            Op::Txn(txn) => written(txn, keys, touched),
-            Op::Range(_) => {}
-        }
     }
 }

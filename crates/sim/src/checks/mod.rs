@@ -3,18 +3,18 @@
 //!
 //! To add one: write it, and name it in [`all`].
 
+mod fencing;
 mod leases;
 mod liveness;
 mod locks;
 mod reads;
-mod replies;
 mod revisions;
 mod state;
 mod watches;
 
 use std::ops::RangeInclusive;
 
-use tenure_machine::Command;
+use tenure_machine::{Command, MemberId};
 use tenure_replica::{Answer, CallId, Notice, Replica, StreamId, WatchRequest};
 
 use crate::model::Outcome;
@@ -29,21 +29,28 @@ pub trait Check {
 
 pub fn all() -> Vec<Box<dyn Check>> {
     vec![
-        Box::new(replies::Replies),
         Box::new(reads::Reads),
         Box::new(revisions::Revisions::default()),
         Box::new(watches::Watches::default()),
         Box::new(leases::Leases::default()),
         Box::new(locks::Locks::default()),
+        Box::new(fencing::Fencing::default()),
         Box::new(state::State::default()),
         Box::new(liveness::Liveness::default()),
     ]
 }
 
-/// Everything that can be seen from outside a member.
+/// Everything that can be seen from outside the members.
 pub enum Seen<'a> {
-    Booted,
-    Died,
+    Booted {
+        member: MemberId,
+    },
+    /// With these calls, whose outcome nobody knows, and these streams of watches.
+    Died {
+        member: MemberId,
+        lost: &'a [CallId],
+        cut_off: &'a [StreamId],
+    },
     Issued {
         id: CallId,
         call: &'a Call,
@@ -52,16 +59,19 @@ pub enum Seen<'a> {
         id: CallId,
         call: &'a Call,
     },
-    /// A command went to the log.
-    Logged {
-        command: &'a Command,
-    },
-    /// A command took effect for the first time.
+    /// An entry took effect for the first time anywhere.
     Applied {
+        index: u64,
         command: Option<&'a Command>,
         outcome: &'a Outcome,
     },
-    /// The state that the answer speaks of was current somewhere within these log indexes.
+    /// A member has applied all behind `from` up to `to`; what comes out of the same step follows.
+    Advanced {
+        member: MemberId,
+        from: u64,
+        to: u64,
+    },
+    /// The member's state that the answer speaks of was current somewhere within these log indexes.
     Answered {
         id: CallId,
         call: &'a Call,
@@ -73,16 +83,24 @@ pub enum Seen<'a> {
         request: &'a WatchRequest,
     },
     Noticed {
+        member: MemberId,
         stream: StreamId,
         notice: &'a Notice,
         within: RangeInclusive<u64>,
     },
     Stepped {
+        member: MemberId,
         replica: &'a Replica,
     },
     /// Faults are over. Clients have had time to be answered; nobody keeps any lease alive any more.
     Settled,
     Ended,
+}
+
+/// What was promised for so long may end so much earlier: clocks are read in whole milliseconds, and the leader's
+/// may run faster than the client's.
+pub(crate) fn slack_us(span_us: u64, plan: &Plan) -> u64 {
+    2_000 + span_us * 2 * plan.drift_ppm / 1_000_000
 }
 
 pub struct Context<'a> {

@@ -25,7 +25,7 @@ impl Check for Reads {
             _ => return Ok(()),
         };
         let revision = answer.revision;
-        if !matches!(answer.result, Err(Failure::TimedOut | Failure::NoLeader))
+        if !matches!(answer.result, Err(Failure::TimedOut | Failure::NoLeader | Failure::LeaderChanged))
             && consistency == Consistency::Linearizable
             && revision < call.floor
         {
@@ -43,7 +43,7 @@ impl Check for Reads {
                 check(model, query, view.revision(), &(index..=index), &view.range(query))
             }
             (Ok(Answered::View(view)), None) if view.revision() == revision => Ok(()),
-            (Err(Failure::TimedOut | Failure::NoLeader), _) => Ok(()),
+            (Err(Failure::TimedOut | Failure::NoLeader | Failure::LeaderChanged), _) => Ok(()),
             (other, _) => Err(format!("a read of {query:?} at revision {revision} was answered {other:?}")),
         }
     }

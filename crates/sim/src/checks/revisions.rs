@@ -1,14 +1,16 @@
-//! The revision rises by one with each command that writes, never falls within a life, and never
-//! falls for anybody who asks for the newest, deaths or not.
+//! The revision rises by one with each command that writes, and no member ever tells an older one than it
+//! has told in the same life. That nobody who asks for the newest sees it fall is `reads`' business.
 
-use tenure_machine::Revision;
+use std::collections::BTreeMap;
+
+use tenure_machine::{MemberId, Revision};
 use tenure_replica::Notice;
 
 use super::{Check, Context, Seen};
 
 #[derive(Default)]
 pub struct Revisions {
-    told: Revision,
+    told: BTreeMap<MemberId, Revision>,
     applied: Revision,
 }
 
@@ -18,10 +20,10 @@ impl Check for Revisions {
     }
 
     fn see(&mut self, seen: &Seen<'_>, _context: &Context<'_>) -> Result<(), String> {
-        let revision = match seen {
+        let (member, revision) = match seen {
             // What is applied already is applied again, from the snapshot on.
-            Seen::Booted => {
-                self.told = 0;
+            Seen::Booted { member } => {
+                self.told.remove(member);
                 return Ok(());
             }
             Seen::Applied { outcome, .. } => {
@@ -32,20 +34,21 @@ impl Check for Revisions {
                 self.applied = expected;
                 return Ok(());
             }
-            Seen::Answered { answer, .. } => answer.revision,
-            Seen::Noticed { notice, .. } => match notice {
+            Seen::Answered { call, answer, .. } => (call.member, answer.revision),
+            Seen::Noticed { member, notice, .. } => match notice {
                 Notice::Created { revision, .. }
                 | Notice::Commits { revision, .. }
                 | Notice::Compacted { revision, .. }
-                | Notice::Progress { revision, .. } => *revision,
-                Notice::Behind { view, .. } => view.revision(),
+                | Notice::Progress { revision, .. } => (*member, *revision),
+                Notice::Behind { view, .. } => (*member, view.revision()),
             },
             _ => return Ok(()),
         };
-        if revision < self.told {
-            return Err(format!("revision {revision} was told after {}", self.told));
+        let told = self.told.entry(member).or_default();
+        if revision < *told {
+            return Err(format!("member {member} tells revision {revision} after {told}"));
         }
-        self.told = revision;
+        *told = revision;
         Ok(())
     }
 }

@@ -30,9 +30,9 @@ impl Check for Watches {
     fn see(&mut self, seen: &Seen<'_>, context: &Context<'_>) -> Result<(), String> {
         let model = &context.reference.model;
         match seen {
-            Seen::Died => self.watches.clear(),
+            Seen::Died { cut_off, .. } => self.watches.retain(|(stream, _), _| !cut_off.contains(stream)),
             Seen::WatchAsked { stream, request } => self.asked(*stream, request),
-            Seen::Noticed { stream, notice, within } => return self.noticed(*stream, notice, within, model),
+            Seen::Noticed { stream, notice, within, .. } => return self.noticed(*stream, notice, within, model),
             Seen::Ended => return self.nothing_missed(model),
             _ => {}
         }

@@ -1,4 +1,4 @@
-//! An operator stops the member in order and starts it again.
+//! An operator stops a member in order and starts it again.
 
 use super::Fault;
 use crate::world::World;
@@ -11,7 +11,8 @@ impl Fault for CleanRestart {
     }
 
     fn strike(&mut self, world: &mut World) -> u64 {
-        world.stop_in_order();
+        let victim = world.victim();
+        world.stop_in_order(victim);
         world.fault_random.spread(500_000, 6_000_000)
     }
 }

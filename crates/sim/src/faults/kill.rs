@@ -1,4 +1,4 @@
-//! The process is killed; what it wrote stays in the page cache, synced or not.
+//! A process is killed; what it wrote stays in the page cache, synced or not.
 
 use super::Fault;
 use crate::world::World;
@@ -11,7 +11,8 @@ impl Fault for Kill {
     }
 
     fn strike(&mut self, world: &mut World) -> u64 {
-        world.kill();
+        let victim = world.victim();
+        world.kill(victim);
         world.fault_random.spread(100_000, 6_000_000)
     }
 }

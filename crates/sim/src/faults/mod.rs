@@ -1,15 +1,22 @@
 //! What can go wrong, each kind in a file of its own. A fault is struck from time to time, acts on the
 //! world, and says when it strikes next.
 //!
-//! To add one: write it, and name it in [`NAMES`] and [`all`].
+//! To add one: write it, and name it in [`NAMES`] and [`all`], and in [`BETWEEN_MEMBERS`] if it needs several.
 
+mod blackout;
 mod broken_disk;
 mod clean_restart;
+mod clog;
+mod doubled;
 mod full_disk;
 mod kill;
+mod lost;
+mod lost_disk;
+mod partition;
 mod pause;
 mod power_cut;
 mod slow_disk;
+mod slow_network;
 mod wall_clock;
 
 use crate::world::World;
@@ -22,18 +29,44 @@ pub trait Fault {
     fn heal(&mut self, _world: &mut World) {}
 }
 
-pub const NAMES: [&str; 8] =
-    ["power cut", "kill", "clean restart", "pause", "slow disk", "full disk", "broken disk", "wall clock"];
+pub const NAMES: [&str; 15] = [
+    "power cut",
+    "blackout",
+    "kill",
+    "clean restart",
+    "pause",
+    "slow disk",
+    "full disk",
+    "broken disk",
+    "lost disk",
+    "wall clock",
+    "partition",
+    "clog",
+    "lost messages",
+    "doubled messages",
+    "slow network",
+];
+
+/// Where there is one member they mean nothing.
+pub const BETWEEN_MEMBERS: [&str; 6] =
+    ["partition", "clog", "lost messages", "doubled messages", "slow network", "lost disk"];
 
 pub fn all() -> Vec<Box<dyn Fault>> {
     vec![
         Box::new(power_cut::PowerCut),
+        Box::new(blackout::Blackout),
         Box::new(kill::Kill),
         Box::new(clean_restart::CleanRestart),
         Box::new(pause::Pause),
         Box::new(slow_disk::SlowDisk::default()),
         Box::new(full_disk::FullDisk::default()),
         Box::new(broken_disk::BrokenDisk),
+        Box::new(lost_disk::LostDisk::default()),
         Box::new(wall_clock::WallClock),
+        Box::new(partition::Partition::default()),
+        Box::new(clog::Clog),
+        Box::new(lost::LostMessages),
+        Box::new(doubled::DoubledMessages),
+        Box::new(slow_network::SlowNetwork::default()),
     ]
 }

@@ -1,4 +1,4 @@
-//! The process stands still while time and clients go on: a stopped machine, a moved one, a long page fault.
+//! A process stands still while time and clients go on: a stopped machine, a moved one, a long page fault.
 
 use super::Fault;
 use crate::world::World;
@@ -11,8 +11,9 @@ impl Fault for Pause {
     }
 
     fn strike(&mut self, world: &mut World) -> u64 {
-        let pause_us = world.fault_random.spread(10_000, 6_000_000);
-        world.pause(pause_us);
+        let pause_us = world.fault_random.spread(10_000, 6_000_000) * world.plan.slowness;
+        let victim = world.victim();
+        world.pause(victim, pause_us);
         pause_us + world.fault_random.spread(100_000, 4_000_000)
     }
 }

@@ -1,4 +1,4 @@
-//! The wall clock jumps, forth and back. Nothing may depend on it.
+//! Somebody's wall clock jumps, forth and back. Nothing may depend on it.
 
 use super::Fault;
 use crate::world::World;
@@ -11,7 +11,8 @@ impl Fault for WallClock {
     }
 
     fn strike(&mut self, world: &mut World) -> u64 {
-        world.wall_ms = world.fault_random.spread(0, 1 << 41);
+        let (victim, wall_ms) = (world.victim(), world.fault_random.spread(0, 1 << 41));
+        world.member(victim).wall_ms = wall_ms;
         world.fault_random.spread(100_000, 3_000_000)
     }
 }

@@ -1,17 +1,15 @@
 //! What each command does to the model.
 
-use tenure_machine::{
-    Command, Delete, KeyValue, LeaseGrant, LeaseId, Leave, Lock, LockEnd, LockReply, Mode, Put, Refusal, Reply,
-    Revision, Unlock,
-};
+use tenure_machine::{Command, Delete, Envelope, KeyValue, LeaseGrant, LeaseId, LockEnd, Put, Refusal, Reply};
 
-use super::{Lease, Model, Outcome, Place};
+use super::{Lease, Model, Outcome};
 
 impl Model {
-    pub fn apply(&mut self, index: u64, term: u64, command: &Command) -> Outcome {
+    pub fn apply(&mut self, index: u64, term: u64, envelope: &Envelope) -> Outcome {
         self.applied = index;
         let before = self.commits.len();
-        let mut reply = self.execute(term, command);
+        let is_settled = envelope.origin.as_ref().is_some_and(|origin| self.is_settled(origin));
+        let mut reply = if is_settled { Ok(Reply::Duplicate) } else { self.execute(term, &envelope.command) };
         let wrote = self.commits.len() > before;
         if wrote {
             self.revision += 1;
@@ -67,16 +65,38 @@ impl Model {
             Command::Lock(lock) => self.lock(lock),
             Command::Leave(leave) => Ok(Reply::Left { left: self.leave(leave) }),
             Command::Alarm(_) => Ok(Reply::Alarms(Vec::new())),
-            Command::Publish(_) => Ok(Reply::Published),
-            Command::Unlock(unlock) => self.unlock(unlock),
-            Command::ForceRelease { .. }
-            | Command::ForgetLock { .. }
-            | Command::ResumeSession { .. }
-            | Command::LeaseCheckpoint { .. }
-            | Command::ChangeMembers(_) => {
-                unreachable!("nobody in this world sends {command:?}")
+            Command::Publish(member) => {
+                self.describe(member);
+                Ok(Reply::Published)
             }
+            Command::Unlock(unlock) => self.unlock(unlock),
+            Command::ForceRelease { name, token } => self.force_release(name, *token),
+            Command::ResumeSession { lease } => self.resume_session(*lease),
+            Command::LeaseCheckpoint { term: proposed, left_ms } => {
+                if *proposed == term {
+                    left_ms.iter().for_each(|(lease, left_ms)| self.checkpoint(*lease, *left_ms));
+                }
+                Ok(Reply::LeasesCheckpointed)
+            }
+            Command::ChangeMembers(change) => self.change_members(change).map(|()| Reply::MembersChanged),
+            Command::ForgetLock { .. } => unreachable!("nobody in this world sends {command:?}"),
         }
+    }
+
+    fn resume_session(&mut self, lease: LeaseId) -> Result<Reply, Refusal> {
+        let life = self.live_lease(lease).ok_or(Refusal::LeaseNotFound)?;
+        life.epoch += 1;
+        Ok(Reply::SessionResumed { epoch: life.epoch, ttl_ms: life.ttl_ms })
+    }
+
+    fn checkpoint(&mut self, lease: LeaseId, left_ms: u64) {
+        if let Some(life) = self.live_lease(lease) {
+            life.left_ms = left_ms.min(life.ttl_ms);
+        }
+    }
+
+    fn live_lease(&mut self, lease: LeaseId) -> Option<&mut Lease> {
+        self.leases.get_mut(&lease)?.last_mut().filter(|life| life.ended.is_none())
     }
 
     pub(super) fn check_put(&self, put: &Put) -> Result<(), Refusal> {
@@ -120,7 +140,8 @@ impl Model {
         if self.lease(grant.lease).is_some() {
             return Err(Refusal::LeaseExists);
         }
-        let lease = Lease { ttl_ms: grant.ttl_ms, granted: self.applied, ended: None };
+        let (granted, ttl_ms) = (self.applied, grant.ttl_ms);
+        let lease = Lease { ttl_ms, granted, ended: None, left_ms: ttl_ms, epoch: 0 };
         self.leases.entry(grant.lease).or_default().push(lease);
         Ok(Reply::LeaseGranted { lease: grant.lease, ttl_ms: grant.ttl_ms })
     }
@@ -144,91 +165,4 @@ impl Model {
         }
         ended
     }
-
-    fn lock(&mut self, lock: &Lock) -> Result<Reply, Refusal> {
-        if lock.name.is_empty() {
-            return Err(Refusal::EmptyKey);
-        }
-        if lock.lease <= 0 || self.lease(lock.lease).is_none() {
-            return Err(Refusal::LeaseNotFound);
-        }
-        let key = format!("{}/{:x}", String::from_utf8_lossy(&lock.name), lock.lease).into_bytes();
-        let Some(kv) = self.live(&key).cloned() else {
-            self.put(&key, &lock.value, lock.lease);
-            self.take_place(&key, lock.lease, Some(lock));
-            let token = self.revision + 1;
-            return Ok(Reply::Lock(a_place(key, token, false)));
-        };
-        let token = kv.create_revision;
-        let place = self.queues.values_mut().flatten().find(|place| place.key == key && place.token == token);
-        let Some(place) = place else { return Err(Refusal::NotAnEntry) };
-        place.last_joiner = Some(lock.call);
-        let overwrites = lock.overwrite && kv.value[..] != lock.value[..];
-        if overwrites || kv.lease != lock.lease {
-            let value = if overwrites { lock.value.to_vec() } else { kv.value.to_vec() };
-            self.put(&key, &value, lock.lease);
-        }
-        Ok(Reply::Lock(a_place(key, token, true)))
-    }
-
-    fn unlock(&mut self, unlock: &Unlock) -> Result<Reply, Refusal> {
-        let mut held = Vec::new();
-        for name in &unlock.names {
-            let Some(places) = self.queues.get(&name[..]) else { continue };
-            let granted = &places[..Model::granted(places)];
-            let place = granted.iter().find(|place| place.token == unlock.token).ok_or(Refusal::NotTheHolder)?;
-            held.push(place.key.clone());
-        }
-        for key in &held {
-            self.delete(key, LockEnd::Released);
-        }
-        Ok(Reply::Unlocked { released: !held.is_empty() })
-    }
-
-    fn leave(&mut self, leave: &Leave) -> bool {
-        let Some(kv) = self.live(&leave.key) else { return false };
-        let (key, token) = (kv.key.clone(), kv.create_revision);
-        let mut places = self.queues.values().flatten();
-        let joined_last =
-            places.any(|place| place.key == key[..] && place.token == token && place.last_joiner == Some(leave.call));
-        joined_last && self.delete(&key, LockEnd::Left).is_some()
-    }
-
-    /// A key that was just created with `lease` is a place in a queue if its name says so.
-    fn take_place(&mut self, key: &[u8], lease: LeaseId, lock: Option<&Lock>) {
-        let Ok(text) = std::str::from_utf8(key) else { return };
-        let Some((name, last)) = text.rsplit_once('/') else { return };
-        let token = self.revision + 1;
-        if lease <= 0 || name.is_empty() || last != format!("{lease:x}") {
-            return;
-        }
-        let queue = self.queues.get(name.as_bytes());
-        if queue.is_some_and(|places| places.iter().any(|place| place.token == token)) {
-            return;
-        }
-        let place = Place {
-            key: key.to_vec(),
-            token,
-            lease,
-            mode: lock.map_or(Mode::Exclusive, |lock| lock.mode),
-            last_joiner: lock.map(|lock| lock.call),
-            slot: None,
-        };
-        self.join_queue(name.as_bytes(), place);
-    }
-
-    fn place_in(&self, reply: &mut LockReply) {
-        for places in self.queues.values() {
-            let of_reply = |place: &Place| place.key == reply.key[..] && place.token == reply.token;
-            if let Some(position) = places.iter().position(of_reply) {
-                reply.granted = position < Model::granted(places);
-                reply.ahead = if reply.granted { 0 } else { position };
-                reply.slot = places[position].slot.unwrap_or(0);
-            }
-        }
-    }
-}
-
-fn a_place(key: Vec<u8>, token: Revision, renewed: bool) -> LockReply {
-    LockReply { key: key.into(), more_keys: Vec::new(), token, granted: false, slot: 0, renewed, ahead: 0 }
 }

@@ -6,6 +6,8 @@
 //! range hold at revision 40", "was this lease there at index 57".
 
 mod apply;
+mod locks;
+mod members;
 mod range;
 mod txn;
 
@@ -13,7 +15,12 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use tenure_machine::{Commit, Event, KeyValue, Keys, LeaseId, LockEnd, Mode, Refusal, Reply, Revision};
+use tenure_machine::{
+    Commit, Event, KeyValue, Keys, LeaseId, LockEnd, Member, MemberId, Mode, Refusal, Reply, Revision,
+};
+
+pub use self::members::Configuration;
+use self::members::Forwarded;
 
 #[derive(Default)]
 pub struct Model {
@@ -29,6 +36,9 @@ pub struct Model {
     queues: BTreeMap<Vec<u8>, Vec<Place>>,
     /// Every place that any queue ever had.
     places: BTreeMap<(Vec<u8>, Revision), Stay>,
+    members: BTreeMap<MemberId, Member>,
+    configuration: Configuration,
+    forwarded: BTreeMap<MemberId, Forwarded>,
 }
 
 #[derive(Debug, Clone)]
@@ -36,6 +46,10 @@ pub struct Lease {
     pub ttl_ms: u64,
     pub granted: u64,
     pub ended: Option<u64>,
+    /// What the next leader would give it.
+    pub left_ms: u64,
+    /// How often its session was taken up.
+    pub epoch: u64,
 }
 
 /// A place in a queue that is there now.
@@ -48,6 +62,8 @@ pub struct Place {
     pub last_joiner: Option<u128>,
     /// Of a semaphore or a barrier, once granted.
     pub slot: Option<u32>,
+    /// Other names that were asked for in the same request.
+    pub together: Vec<Vec<u8>>,
 }
 
 /// When a place was held, by log index.
@@ -124,6 +140,11 @@ impl Model {
         let there_throughout =
             |life: &Lease| life.granted <= *indexes.start() && life.ended.is_none_or(|ended| ended > *indexes.end());
         !self.leases.get(&lease).is_some_and(|lives| lives.iter().any(there_throughout))
+    }
+
+    /// Those that are there now, with what the next leader would give them.
+    pub fn leases_left_ms(&self) -> impl Iterator<Item = (LeaseId, u64, u64)> + '_ {
+        self.leases.keys().filter_map(|id| self.lease(*id).map(|found| (*id, found.ttl_ms, found.left_ms)))
     }
 
     /// Those that are there now, with their TTLs.

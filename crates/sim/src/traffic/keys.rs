@@ -57,7 +57,7 @@ impl Traffic {
                 Request::Propose(Command::Compact { revision })
             }
             Action::Publish => Request::Propose(Command::Publish(Member {
-                id: 1,
+                id: self.random.between(1, plan.members),
                 name: format!("one {}", self.draw()),
                 peer_urls: Vec::new(),
                 client_urls: Vec::new(),

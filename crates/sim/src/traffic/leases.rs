@@ -16,6 +16,20 @@ pub(super) struct Session {
     /// Its client renews it.
     kept: bool,
     renew_us: u64,
+    /// Of the stream that carries it; 0 = it was never taken up.
+    pub epoch: u64,
+}
+
+impl Session {
+    /// How long after one renewal the next is due: a third of the TTL, as it should be, or, of every fourth, just
+    /// about all of it: too early or too late by little.
+    fn pace_us(&self) -> u64 {
+        let ttl_us = self.ttl_ms * 1000;
+        match self.lease % 4 {
+            0 => ttl_us * (970 + self.lease as u64 / 4 % 40) / 1000,
+            _ => ttl_us / 3,
+        }
+    }
 }
 
 impl Traffic {
@@ -27,14 +41,16 @@ impl Traffic {
                     self.clients[client].sessions.remove(gone);
                 }
                 let lease = (self.draw() * 0x1_0001 + self.random.below(0xffff)) as LeaseId;
-                let ttl_ms = self.random.between(plan.ttl_ms.0, plan.ttl_ms.1);
+                let (least_ms, most_ms) = plan.long_ttl_ms.filter(|_| self.random.percent(40)).unwrap_or(plan.ttl_ms);
+                let ttl_ms = self.random.between(least_ms, most_ms);
                 let kept = self.random.percent(70);
-                self.clients[client].sessions.push(Session { lease, ttl_ms, kept, renew_us: known.now_us });
+                self.clients[client].sessions.push(Session { lease, ttl_ms, kept, renew_us: known.now_us, epoch: 0 });
                 Request::Propose(Command::LeaseGrant(LeaseGrant { lease, ttl_ms, client: Bytes::new() }))
             }
             Action::Revoke => Request::Propose(Command::LeaseRevoke { lease: self.some_lease(client) }),
+            Action::Resume => Request::Propose(Command::ResumeSession { lease: self.some_lease(client) }),
             Action::TimeToLive => Request::TimeToLive(self.some_lease(client)),
-            _ => Request::KeepAlive(self.some_lease(client)),
+            _ => Request::KeepAlive { lease: self.some_lease(client), epoch: 0 },
         };
         vec![Doing::Call(request)]
     }
@@ -47,6 +63,14 @@ impl Traffic {
         self.random.pick(sessions).map_or(7, |session| session.lease)
     }
 
+    /// Of the client's own session; of others' nothing is known.
+    pub(super) fn epoch(&mut self, client: usize, lease: LeaseId) -> u64 {
+        let session = self.clients[client].sessions.iter().find(|session| session.lease == lease);
+        let epoch = session.map_or(0, |session| session.epoch);
+        // Now and then an older stream is still at work.
+        if self.random.percent(10) { epoch.saturating_sub(1) } else { epoch }
+    }
+
     /// What is due of keeping sessions alive: a third of the TTL after the last time.
     pub(super) fn renewals(&mut self, client: usize, now_us: u64) -> Vec<Doing> {
         let finishing = self.mood != Mood::Busy;
@@ -55,8 +79,8 @@ impl Traffic {
         for session in sessions.iter_mut().filter(|session| session.renew_us <= now_us) {
             let is_waited_with = waiting.values().any(|lease| *lease == session.lease);
             if if finishing { is_waited_with } else { session.kept } {
-                session.renew_us = now_us + session.ttl_ms * 1000 / 3;
-                doing.push(Doing::Call(Request::KeepAlive(session.lease)));
+                session.renew_us = now_us + session.pace_us();
+                doing.push(Doing::Call(Request::KeepAlive { lease: session.lease, epoch: session.epoch }));
             }
         }
         doing
@@ -66,13 +90,20 @@ impl Traffic {
 impl Client {
     pub(super) fn lease_answered(&mut self, request: &Request, answer: &Answer, now_us: u64) {
         match (request, &answer.result) {
-            (Request::KeepAlive(lease), Ok(Answered::KeptAlive { ttl_ms: None })) => {
+            (Request::Propose(Command::ResumeSession { lease }), Ok(Answered::Reply(reply))) => {
+                let session = self.sessions.iter_mut().find(|session| session.lease == *lease);
+                if let (Some(session), Reply::SessionResumed { epoch, .. }) = (session, reply) {
+                    session.epoch = *epoch;
+                }
+            }
+            (Request::KeepAlive { lease, .. }, Ok(Answered::KeptAlive { ttl_ms: None })) => {
                 self.sessions.retain(|session| session.lease != *lease);
                 self.held.retain(|held| held.lease != *lease);
             }
             (_, Ok(Answered::Reply(Reply::LeaseGranted { lease, ttl_ms }))) => {
                 for session in self.sessions.iter_mut().filter(|session| session.lease == *lease) {
-                    session.renew_us = now_us + ttl_ms * 1000 / 3;
+                    session.ttl_ms = *ttl_ms;
+                    session.renew_us = now_us + session.pace_us();
                 }
             }
             _ => {}

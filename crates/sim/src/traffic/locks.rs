@@ -15,6 +15,8 @@ use crate::request::Request;
 pub(super) struct Held {
     pub lease: LeaseId,
     key: Bytes,
+    /// All of them, if several were taken together.
+    names: Vec<Bytes>,
     token: Revision,
     call: u128,
 }
@@ -24,7 +26,7 @@ impl Traffic {
         let request = match action {
             Action::Lock => {
                 let lease = self.some_lease(client);
-                Request::Lock(self.a_lock(plan, lease))
+                Request::Lock(self.a_lock(client, plan, lease))
             }
             // The same lease asks again, as a client does whose call was cut off.
             Action::Relock => {
@@ -32,9 +34,10 @@ impl Traffic {
                     Some(lease) => *lease,
                     None => self.some_lease(client),
                 };
-                Request::Lock(self.a_lock(plan, lease))
+                Request::Lock(self.a_lock(client, plan, lease))
             }
             Action::Unlock => return self.unlock(client),
+            Action::Force => return self.force(client),
             _ => self.meddle(client, plan),
         };
         vec![Doing::Call(request)]
@@ -44,7 +47,7 @@ impl Traffic {
         format!("lock/{}", self.random.below(plan.lock_names)).into()
     }
 
-    fn a_lock(&mut self, plan: &Plan, lease: LeaseId) -> Lock {
+    fn a_lock(&mut self, client: usize, plan: &Plan, lease: LeaseId) -> Lock {
         let mode = match self.random.below(6) {
             0 | 1 if plan.shared_locks => Mode::Shared,
             2 if plan.shared_locks => Mode::Slots(2),
@@ -53,8 +56,17 @@ impl Traffic {
             5 if plan.barriers => Mode::Barrier(3),
             _ => Mode::Exclusive,
         };
+        let is_barrier = matches!(mode, Mode::Barrier(_));
+        let name = self.name(plan);
+        let mut more_names = Vec::new();
+        if plan.multi_locks && !is_barrier && self.random.percent(30) {
+            more_names = (0..self.random.between(1, 2)).map(|_| self.name(plan)).collect();
+        }
         Lock {
-            name: self.name(plan),
+            name,
+            more_names,
+            try_once: !is_barrier && self.random.percent(15),
+            epoch: self.epoch(client, lease),
             lease,
             call: u128::from(self.draw()),
             mode,
@@ -63,7 +75,6 @@ impl Traffic {
             owner: Bytes::new(),
             holder: Bytes::from_static(b"holder"),
             metadata: Bytes::new(),
-            ..Default::default()
         }
     }
 
@@ -72,18 +83,37 @@ impl Traffic {
         let Some(nth) = (!held.is_empty()).then(|| self.random.below(held.len() as u64) as usize) else {
             return Vec::new();
         };
-        let Held { key, token, lease, call } = held.swap_remove(nth);
+        let Held { key, names, token, lease, call } = held.swap_remove(nth);
         let delete = Delete { keys: Keys::One(key.clone()), prev_kv: true };
+        let is_one = names.len() == 1;
         let command = match self.random.below(8) {
+            _ if !is_one => self.unlock_all(client, lease, names, token),
             0 => Command::Delete(delete),
             1 => Command::LeaseRevoke { lease },
             2 => Command::Leave(Leave { key, call }),
             // With a token that is not the holder's: must change nothing.
             3 => release(key, token - 1, delete),
-            4 | 5 => unlock(&key, token - self.random.below(2) as Revision),
+            4 | 5 => {
+                let token = token - self.random.below(2) as Revision;
+                self.unlock_all(client, lease, names, token)
+            }
             _ => release(key, token, delete),
         };
         vec![Doing::Call(Request::Propose(command))]
+    }
+
+    /// As a native client does.
+    fn unlock_all(&mut self, client: usize, lease: LeaseId, names: Vec<Bytes>, token: Revision) -> Command {
+        Command::Unlock(Unlock { names, token, epoch: self.epoch(client, lease) })
+    }
+
+    /// An operator ends somebody's tenure.
+    fn force(&mut self, client: usize) -> Vec<Doing> {
+        let held: Vec<(Bytes, Revision)> =
+            self.clients[client].held.iter().map(|held| (held.names[0].clone(), held.token)).collect();
+        let Some((name, token)) = self.random.pick(&held).cloned() else { return Vec::new() };
+        let token = token - self.random.below(2) as Revision;
+        vec![Doing::Call(Request::Propose(Command::ForceRelease { name, token }))]
     }
 
     fn meddle(&mut self, client: usize, plan: &Plan) -> Request {
@@ -118,9 +148,8 @@ impl Traffic {
         let held = std::mem::take(&mut self.clients[client].held);
         let mut doing: Vec<Doing> = held
             .into_iter()
-            .map(|Held { key, token, .. }| {
-                let delete = Delete { keys: Keys::One(key.clone()), prev_kv: false };
-                Doing::Call(Request::Propose(release(key, token, delete)))
+            .map(|Held { names, token, .. }| {
+                Doing::Call(Request::Propose(Command::Unlock(Unlock { names, token, epoch: 0 })))
             })
             .collect();
         if client == 0 {
@@ -137,7 +166,8 @@ impl Client {
     pub(super) fn lock_answered(&mut self, lock: &Lock, answer: &Answer) {
         if let Ok(Answered::Lock(reply)) = &answer.result {
             let key = Bytes::copy_from_slice(&reply.key);
-            self.held.push(Held { lease: lock.lease, key, token: reply.token, call: lock.call });
+            let names = std::iter::once(&lock.name).chain(&lock.more_names).cloned().collect();
+            self.held.push(Held { lease: lock.lease, key, names, token: reply.token, call: lock.call });
         }
     }
 }
@@ -147,12 +177,6 @@ fn release(key: Bytes, token: Revision, delete: Delete) -> Command {
     let compare =
         Compare { keys: Keys::One(key), result: CompareResult::Equal, target: CompareTarget::CreateRevision(token) };
     Command::Txn(Txn { compare: vec![compare], success: vec![Op::Delete(delete)], failure: Vec::new() })
-}
-
-/// As a native client does.
-fn unlock(key: &Bytes, token: Revision) -> Command {
-    let name = key.iter().rposition(|byte| *byte == b'/').map_or(key.clone(), |slash| key.slice(..slash));
-    Command::Unlock(Unlock { names: vec![name], token, epoch: 0 })
 }
 
 fn entry(name: &[u8], lease: LeaseId) -> Bytes {

@@ -7,12 +7,13 @@
 mod keys;
 mod leases;
 mod locks;
+mod operator;
 mod watches;
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use tenure_machine::{LeaseId, Revision};
+use tenure_machine::{LeaseId, MemberId, Revision};
 use tenure_replica::{Answer, CallId, Notice, StreamId, WatchRequest};
 
 use crate::plan::Plan;
@@ -21,6 +22,7 @@ use crate::request::{Call, Request};
 
 use self::leases::Session;
 use self::locks::Held;
+use self::operator::Operator;
 use self::watches::Stream;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,9 +42,11 @@ pub enum Action {
     Revoke,
     KeepAlive,
     TimeToLive,
+    Resume,
     Lock,
     Relock,
     Unlock,
+    Force,
     Meddle,
     Cancel,
     Watch,
@@ -53,7 +57,7 @@ pub enum Action {
 
 impl Action {
     /// With how often each is done, before a seed changes that.
-    pub const ALL: [(Action, u64); 24] = [
+    pub const ALL: [(Action, u64); 26] = [
         (Action::Put, 20),
         (Action::PutLeased, 6),
         (Action::PutKeeping, 3),
@@ -69,9 +73,11 @@ impl Action {
         (Action::Revoke, 1),
         (Action::KeepAlive, 4),
         (Action::TimeToLive, 2),
+        (Action::Resume, 1),
         (Action::Lock, 10),
         (Action::Relock, 3),
         (Action::Unlock, 8),
+        (Action::Force, 1),
         (Action::Meddle, 1),
         (Action::Cancel, 3),
         (Action::Watch, 3),
@@ -95,6 +101,12 @@ pub struct Known {
     pub compacted: Revision,
     /// Places in queues that no lease will ever end.
     pub stray: Vec<Bytes>,
+    pub voters: Vec<MemberId>,
+    pub learners: Vec<MemberId>,
+    /// Members that will never come back.
+    pub lost: Vec<MemberId>,
+    /// An id that nobody had yet.
+    pub next_member: MemberId,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,6 +125,7 @@ pub struct Traffic {
     streams: BTreeMap<StreamId, Stream>,
     next_stream: StreamId,
     drawn: u64,
+    operator: Operator,
 }
 
 #[derive(Default)]
@@ -133,6 +146,7 @@ impl Traffic {
             streams: BTreeMap::new(),
             next_stream: 1,
             drawn: 0,
+            operator: Operator::default(),
         }
     }
 
@@ -140,6 +154,10 @@ impl Traffic {
     pub fn act(&mut self, client: usize, plan: &Plan, known: &Known) -> (Vec<Doing>, u64) {
         let pause_us = self.random.between(plan.think_us.0, plan.think_us.1);
         let mut doing = self.renewals(client, known.now_us);
+        doing.extend(self.watch_again(client));
+        if client == 0 {
+            doing.extend(self.operate(plan, known));
+        }
         match self.mood {
             Mood::Busy => doing.extend(self.something(client, plan, known)),
             Mood::Finishing => doing.extend(self.give_back(client, known)),
@@ -162,8 +180,8 @@ impl Traffic {
             Put | PutLeased | PutKeeping | Delete | DeleteSpan | Txn | Range | RangeOld | View | Compact | Publish => {
                 vec![Doing::Call(self.on_keys(client, *action, plan, known))]
             }
-            Grant | Revoke | KeepAlive | TimeToLive => self.on_leases(client, *action, plan, known),
-            Lock | Relock | Unlock | Meddle => self.on_locks(client, *action, plan),
+            Grant | Revoke | KeepAlive | TimeToLive | Resume => self.on_leases(client, *action, plan, known),
+            Lock | Relock | Unlock | Force | Meddle => self.on_locks(client, *action, plan),
             Cancel => {
                 let open = &mut self.clients[client].open;
                 match self.random.below(open.len() as u64 + 1) as usize {
@@ -176,6 +194,7 @@ impl Traffic {
     }
 
     pub fn issued(&mut self, id: CallId, call: &Call) {
+        self.operator.issued(id, &call.request);
         let client = &mut self.clients[call.client];
         client.open.push(id);
         if let Request::Lock(lock) = &call.request {
@@ -184,6 +203,7 @@ impl Traffic {
     }
 
     pub fn cancelled(&mut self, id: CallId, call: &Call) {
+        self.operator.answered(id);
         let client = &mut self.clients[call.client];
         client.open.retain(|open| *open != id);
         client.waiting.remove(&id);
@@ -193,6 +213,7 @@ impl Traffic {
         let client = &mut self.clients[call.client];
         client.open.retain(|open| *open != id);
         client.waiting.remove(&id);
+        self.operator.answered(id);
         client.lease_answered(&call.request, answer, now_us);
         if let Request::Lock(lock) = &call.request {
             client.lock_answered(lock, answer);
@@ -205,29 +226,36 @@ impl Traffic {
         Some((self.random.spread(10, 400_000), request))
     }
 
-    /// The member is gone: connections break. Nobody knows what became of what was under way.
-    pub fn died(&mut self) {
+    /// A member is gone: connections break. Nobody knows what became of what was under way.
+    pub fn died(&mut self, lost: &[CallId], cut_off: &[StreamId]) {
         for client in &mut self.clients {
-            client.open.clear();
-            client.waiting.clear();
+            client.open.retain(|id| !lost.contains(id));
+            client.waiting.retain(|id, _| !lost.contains(id));
         }
-        for stream in self.streams.values_mut() {
-            stream.broken = true;
-        }
+        self.operator.died(lost);
+        cut_off.iter().for_each(|stream| self.cut_off(*stream));
     }
 
-    /// The member is back: what was watched is watched again, from where it was.
-    pub fn booted(&mut self) -> Vec<Doing> {
-        self.watch_again()
+    /// Nobody is at the other end of this stream any more.
+    pub fn cut_off(&mut self, stream: StreamId) {
+        if let Some(stream) = self.streams.get_mut(&stream) {
+            stream.broken = true;
+        }
     }
 
     pub fn is_calm(&self) -> bool {
         self.clients.iter().all(|client| client.open.is_empty())
     }
 
-    /// Every stream asks how far it is.
-    pub fn ask_for_progress(&self) -> Vec<Doing> {
-        self.streams.keys().map(|stream| Doing::Watch(*stream, WatchRequest::Progress)).collect()
+    /// Every stream asks how far it is, or is opened anew.
+    pub fn read_on(&mut self) -> Vec<(usize, Doing)> {
+        let mut doing = Vec::new();
+        for client in 0..self.clients.len() {
+            doing.extend(self.watch_again(client).into_iter().map(|doing| (client, doing)));
+        }
+        let asks = self.streams.iter().map(|(id, stream)| (stream.client, Doing::Watch(*id, WatchRequest::Progress)));
+        doing.extend(asks);
+        doing
     }
 
     fn draw(&mut self) -> u64 {

@@ -13,7 +13,7 @@ const STREAMS: usize = 4;
 
 #[derive(Default)]
 pub(super) struct Stream {
-    client: usize,
+    pub client: usize,
     watches: BTreeMap<WatchId, Watch>,
     /// The connection is gone.
     pub broken: bool,
@@ -28,8 +28,8 @@ struct Watch {
 
 impl Traffic {
     pub(super) fn on_watches(&mut self, client: usize, action: Action, plan: &Plan, known: &Known) -> Vec<Doing> {
-        let own: Vec<StreamId> =
-            self.streams.iter().filter(|(_, stream)| stream.client == client).map(|(id, _)| *id).collect();
+        let is_own = |stream: &Stream| stream.client == client && !stream.broken;
+        let own: Vec<StreamId> = self.streams.iter().filter(|(_, stream)| is_own(stream)).map(|(id, _)| *id).collect();
         let some = self.random.pick(&own).copied();
         match (action, some) {
             (Action::Watch, some) => {
@@ -69,9 +69,10 @@ impl Traffic {
         }
     }
 
-    /// Every broken stream is opened anew.
-    pub(super) fn watch_again(&mut self) -> Vec<Doing> {
-        let broken: Vec<StreamId> = self.streams.iter().filter(|(_, s)| s.broken).map(|(id, _)| *id).collect();
+    /// Every broken stream of a client is opened anew, with whoever is there.
+    pub(super) fn watch_again(&mut self, client: usize) -> Vec<Doing> {
+        let is_broken = |stream: &Stream| stream.broken && stream.client == client;
+        let broken: Vec<StreamId> = self.streams.iter().filter(|(_, s)| is_broken(s)).map(|(id, _)| *id).collect();
         let mut doing = Vec::new();
         for stream in broken {
             let Some(Stream { client, watches, .. }) = self.streams.remove(&stream) else { continue };

@@ -1,49 +1,52 @@
 //! The world: one clock, one queue of events, and everything that happens in it.
 //!
-//! A run has four phases. While it is *busy*, clients ask and faults strike. Then everything *heals*:
-//! faults are taken back, the member is up for good, clients begin nothing new, and every open call must
-//! come to its end. Then all is *silent*, and what has a lease must go. Last the member is stopped and
-//! started once more, and must be what it was.
+//! A run has five phases. While it is *busy*, clients ask and faults strike. Then everything *heals*:
+//! faults are taken back, members are up for good, clients begin nothing new, and every open call must
+//! come to its end. Then all is *silent*, and what has a lease must go, and watchers *read* what they
+//! have not read yet. Last all members are stopped and started once more, and must be what they were.
 
+mod clients;
 mod lives;
 mod report;
 mod step;
+mod transfers;
+mod wire;
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bytes::Bytes;
-use tenure_machine::Mode;
-use tenure_replica::{CallId, Input, StreamId, WatchRequest};
+use tenure_machine::MemberId;
+use tenure_replica::{CallId, StreamId, WatchRequest};
 
 use crate::checks::{self, Check, Context, Seen};
 use crate::events::Events;
 use crate::faults::{self, Fault};
-use crate::member::Member;
-use crate::model::{Model, Place};
+use crate::member::{Life, Member};
+use crate::network::Network;
 use crate::plan::Plan;
-use crate::planted::{Memory, Planted};
+use crate::planted::{Memory, Planted, switch};
 use crate::random::Random;
 use crate::reference::Reference;
-use crate::request::{Call, Request};
+use crate::request::Call;
 use crate::trace::Trace;
-use crate::traffic::{Doing, Known, Mood, Traffic};
+use crate::traffic::{Mood, Traffic};
 
 pub use self::report::{Report, Violation};
+use self::transfers::Transfer;
 
-/// After healing: until every call is answered; until every lease is gone; until every watcher has read.
+/// After healing: until every call is answered; until every watcher has read; until all have started again.
 const ANSWERED_WITHIN_US: u64 = 90_000_000;
-const EXPIRED_WITHIN_US: u64 = 15_000_000;
 const READ_WITHIN_US: u64 = 10_000_000;
 const LAST_LIFE_US: u64 = 1_000_000;
 const LOOK_US: u64 = 250_000;
 
 pub struct World {
     pub now_us: u64,
-    /// The wall clock stands so much ahead of the world's own.
-    pub wall_ms: u64,
     pub fault_random: Random,
-    pub member: Member,
-    plan: Plan,
+    pub members: BTreeMap<MemberId, Member>,
+    pub network: Network,
+    pub plan: Plan,
     planted: Option<Planted>,
     memory: Memory,
     events: Events<Event>,
@@ -56,6 +59,11 @@ pub struct World {
     trace: Trace,
     calls: BTreeMap<CallId, Call>,
     next_call: CallId,
+    /// To which member each client goes first.
+    homes: Vec<MemberId>,
+    streams: BTreeMap<StreamId, MemberId>,
+    transfers: BTreeMap<u64, Transfer>,
+    next_transfer: u64,
     phase: Phase,
     phase_began_us: u64,
     report: Report,
@@ -73,26 +81,31 @@ enum Phase {
 }
 
 enum Event {
-    /// The member's own; void if it has died since.
-    Step {
+    /// A member's own; void if it has died since.
+    Own {
+        member: MemberId,
         life: u64,
+        what: Own,
     },
-    LogDone {
-        life: u64,
+    Packet {
+        from: MemberId,
+        to: MemberId,
+        directory_id: u128,
+        message: Bytes,
     },
-    Chunk {
-        life: u64,
-    },
-    Stream {
-        life: u64,
-        stream: StreamId,
-        request: WatchRequest,
-    },
-    Restart,
+    Transfer(u64),
+    Restart(MemberId),
     Client(usize),
     Strike(usize),
     Heal,
     Look,
+}
+
+enum Own {
+    Step,
+    LogDone,
+    Chunk,
+    Stream(StreamId, WatchRequest),
 }
 
 /// A rule that does not hold.
@@ -102,10 +115,28 @@ pub struct Broken {
     what: String,
 }
 
-/// Runs one seed to its end, keeping the last `lines` lines of its timeline.
-pub fn run(seed: u64, planted: Option<Planted>, lines: usize) -> Result<Report, Box<Violation>> {
-    let mut world = World::new(seed, planted, lines);
-    let end = world.turn();
+/// What a run is made of.
+#[derive(Debug, Clone)]
+pub struct Setting {
+    pub seed: u64,
+    pub planted: Option<Planted>,
+    /// Only these of the seed's faults strike.
+    pub faults: Option<Vec<&'static str>>,
+    /// How many of the last lines of the timeline are kept.
+    pub lines: usize,
+}
+
+/// Runs one seed to its end.
+pub fn run(setting: &Setting) -> Result<Report, Box<Violation>> {
+    switch(setting.planted);
+    let mut world = World::new(setting);
+    // Whoever gives itself up takes the process with it; here it breaks a rule like any other.
+    let end = catch_unwind(AssertUnwindSafe(|| world.turn())).unwrap_or_else(|panic| {
+        let message = panic.downcast_ref::<String>().cloned();
+        let message = message.or_else(|| panic.downcast_ref::<&str>().map(|message| (*message).to_owned()));
+        Err(Broken { rule: "no member panics", what: message.unwrap_or_default() })
+    });
+    switch(None);
     let mut report = world.report;
     report.seeds = 1;
     report.simulated_us = world.now_us;
@@ -113,11 +144,13 @@ pub fn run(seed: u64, planted: Option<Planted>, lines: usize) -> Result<Report, 
     match end {
         Ok(()) => Ok(report),
         Err(Broken { rule, what }) => Err(Box::new(Violation {
-            seed,
-            planted,
+            seed: setting.seed,
+            planted: setting.planted,
             rule,
             what,
+            members: world.plan.members,
             faults: world.plan.faults,
+            all_faults: None,
             trace: world.trace.hash(),
             timeline: world.trace.lines().map(str::to_string).collect(),
         })),
@@ -125,42 +158,59 @@ pub fn run(seed: u64, planted: Option<Planted>, lines: usize) -> Result<Report, 
 }
 
 impl World {
-    fn new(seed: u64, planted: Option<Planted>, lines: usize) -> World {
-        let plan = Plan::draw(seed);
+    fn new(setting: &Setting) -> World {
+        let seed = setting.seed;
+        let mut plan = Plan::draw(seed);
+        if let Some(kept) = &setting.faults {
+            plan.faults.retain(|fault| kept.contains(fault));
+        }
         let mut random = Random::new(seed, 3);
+        let founders: Vec<MemberId> = (1..=plan.members).collect();
+        let members = founders.iter().map(|id| {
+            let drift_ppm = random.below(2 * plan.drift_ppm + 1) as i64 - plan.drift_ppm as i64;
+            (*id, Member::new(*id, random.draw(), founders.clone(), plan.sync_us, drift_ppm))
+        });
+        let members = members.collect();
         let all = faults::all().into_iter().filter(|fault| plan.faults.contains(&fault.name()));
         World {
             now_us: 0,
-            wall_ms: 1_700_000_000_000,
             fault_random: Random::new(seed, 4),
-            member: Member::new(random.draw(), plan.sync_us),
-            planted,
+            members,
+            network: Network::new(seed, plan.delay_us, plan.is_ordered),
+            planted: setting.planted,
             memory: Memory::default(),
             events: Events::default(),
-            random,
             traffic: Traffic::new(seed, &plan),
             faults: all.map(Some).collect(),
-            reference: Reference::default(),
+            reference: Reference::new(&founders),
             checks: checks::all(),
-            trace: Trace::new(lines),
+            trace: Trace::new(setting.lines),
             calls: BTreeMap::new(),
             next_call: 1,
+            homes: (0..plan.clients as u64).map(|client| 1 + client % plan.members).collect(),
+            streams: BTreeMap::new(),
+            transfers: BTreeMap::new(),
+            next_transfer: 1,
             phase: Phase::Busy,
             phase_began_us: 0,
             report: Report::default(),
             broken: None,
+            random,
             plan,
         }
     }
 
     fn turn(&mut self) -> Result<(), Broken> {
-        self.events.at(0, Event::Restart);
+        for member in self.members.keys().copied().collect::<Vec<_>>() {
+            let at_us = self.random.spread(0, 20_000);
+            self.events.at(at_us, Event::Restart(member));
+        }
         self.events.at(self.plan.active_us, Event::Heal);
         for client in 0..self.plan.clients {
             self.events.at(1000 + client as u64, Event::Client(client));
         }
         for fault in 0..self.faults.len() {
-            let first_us = self.fault_random.spread(10_000, 3_000_000);
+            let first_us = self.fault_random.spread(10_000, self.plan.fault_pace_us);
             self.events.at(first_us, Event::Strike(fault));
         }
         while self.phase != Phase::Over {
@@ -177,29 +227,10 @@ impl World {
 
     fn happen(&mut self, event: Event) -> Result<(), Broken> {
         match event {
-            Event::Step { life } if self.is_current(life) => {
-                match self.paused_until_us() {
-                    // Everything that waited is taken by one step when the process goes on.
-                    Some(until_us) => self.step_at(until_us),
-                    None if self.member.life.as_ref().is_some_and(|life| life.step_due_us == self.now_us) => {
-                        self.step()?
-                    }
-                    None => {}
-                }
-            }
-            Event::LogDone { life } if self.is_current(life) => match self.paused_until_us() {
-                Some(until_us) => self.events.at(until_us, Event::LogDone { life }),
-                None => self.log_done()?,
-            },
-            Event::Chunk { life } if self.is_current(life) => match self.paused_until_us() {
-                Some(until_us) => self.events.at(until_us, Event::Chunk { life }),
-                None => self.write_chunk()?,
-            },
-            Event::Stream { life, stream, request } if self.is_current(life) => {
-                self.give(Input::Watch { stream, request });
-            }
-            Event::Step { .. } | Event::LogDone { .. } | Event::Chunk { .. } | Event::Stream { .. } => {}
-            Event::Restart => self.restart()?,
+            Event::Own { member, life, what } => self.happen_within(member, life, what)?,
+            Event::Packet { from, to, directory_id, message } => self.arrive(from, to, directory_id, message),
+            Event::Transfer(transfer) => self.carry_on(transfer)?,
+            Event::Restart(member) => self.restart(member)?,
             Event::Client(client) => self.client_acts(client)?,
             Event::Strike(fault) => self.strike(fault),
             Event::Heal => self.heal(),
@@ -208,74 +239,59 @@ impl World {
         Ok(())
     }
 
-    fn is_current(&self, number: u64) -> bool {
-        self.member.life.as_ref().is_some_and(|life| life.number == number)
-    }
-
-    fn paused_until_us(&self) -> Option<u64> {
-        self.member.life.as_ref().map(|life| life.paused_until_us).filter(|until_us| *until_us > self.now_us)
-    }
-
-    fn client_acts(&mut self, client: usize) -> Result<(), Broken> {
-        let known = Known {
-            now_us: self.now_us,
-            revision: self.reference.exposed,
-            compacted: self.reference.model.compacted(),
-            stray: if self.phase == Phase::Healed { self.stray() } else { Vec::new() },
-        };
-        let (doing, pause_us) = self.traffic.act(client, &self.plan, &known);
-        if self.phase == Phase::Busy || self.phase == Phase::Healed {
-            self.events.at(self.now_us + pause_us, Event::Client(client));
-        }
-        for doing in doing {
-            self.perform(client, doing)?;
+    fn happen_within(&mut self, member: MemberId, number: u64, what: Own) -> Result<(), Broken> {
+        let Some(life) = self.life(member).filter(|life| life.number == number) else { return Ok(()) };
+        let (until_us, due_us) = (life.paused_until_us, life.step_due_us);
+        match what {
+            Own::Stream(stream, request) => self.give_watch(member, stream, request),
+            // Everything that waited is taken by one step when the process goes on.
+            Own::Step if until_us > self.now_us => self.step_at(member, until_us),
+            what if until_us > self.now_us => self.events.at(until_us, Event::Own { member, life: number, what }),
+            Own::Step if due_us == self.now_us => self.step(member)?,
+            Own::Step => {}
+            Own::LogDone => self.log_done(member)?,
+            Own::Chunk => self.write_chunk(member),
         }
         Ok(())
     }
 
-    fn perform(&mut self, client: usize, doing: Doing) -> Result<(), Broken> {
-        if self.member.life.is_none() {
-            // Nobody listens.
-            return Ok(());
-        }
-        match doing {
-            Doing::Call(request) => self.issue(client, request),
-            Doing::Cancel(id) => {
-                if let Some(call) = self.calls.get_mut(&id) {
-                    call.cancelled = true;
-                    self.give(Input::Cancel { call: id });
-                    let call = &self.calls[&id];
-                    self.traffic.cancelled(id, call);
-                    see(&mut self.checks, &Seen::Cancelled { id, call }, &context!(self))?;
-                }
-                Ok(())
-            }
-            Doing::Watch(stream, request) => {
-                self.give(Input::Watch { stream, request });
-                Ok(())
-            }
-        }
+    pub fn life(&self, member: MemberId) -> Option<&Life> {
+        self.members.get(&member)?.life.as_ref()
     }
 
-    fn issue(&mut self, client: usize, request: Request) -> Result<(), Broken> {
-        let id = self.next_call;
-        self.next_call += 1;
-        self.report.calls += 1;
-        let input = request.input(id);
-        let call = Call {
-            client,
-            request,
-            issued_us: self.now_us,
-            floor: self.reference.exposed,
-            index: None,
-            cancelled: false,
-            cancel_taken: None,
-        };
-        self.traffic.issued(id, &call);
-        see(&mut self.checks, &Seen::Issued { id, call: &call }, &context!(self))?;
-        self.calls.insert(id, call);
-        self.give(input);
-        Ok(())
+    fn life_mut(&mut self, member: MemberId) -> Option<&mut Life> {
+        self.members.get_mut(&member)?.life.as_mut()
+    }
+
+    /// Those that the log says belong together, in order.
+    pub fn configured(&self) -> Vec<MemberId> {
+        let configuration = self.reference.model.configuration();
+        let all = configuration.voters.iter().chain(&configuration.outgoing).chain(&configuration.learners);
+        let mut all: Vec<MemberId> = all.copied().collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    pub fn voters(&self) -> Vec<MemberId> {
+        self.reference.model.configuration().voters.iter().copied().collect()
+    }
+
+    /// Whoever believes to lead, in the highest term.
+    pub fn leader(&self) -> Option<MemberId> {
+        let statuses = self.members.values().filter_map(|member| Some(member.life.as_ref()?.replica.status()));
+        let leaders = statuses.filter(|status| status.leader == status.member);
+        leaders.max_by_key(|status| status.term).map(|status| status.member)
+    }
+
+    /// A member for a fault to strike, drawn from all that are there.
+    pub fn victim(&mut self) -> MemberId {
+        let members: Vec<MemberId> = self.members.values().filter(|member| !member.is_gone).map(|m| m.id).collect();
+        // Those who lead have most to lose.
+        match self.leader() {
+            Some(leader) if self.fault_random.percent(30) => leader,
+            _ => self.fault_random.pick(&members).copied().unwrap_or(1),
+        }
     }
 
     fn strike(&mut self, nth: usize) {
@@ -286,6 +302,8 @@ impl World {
             self.trace.note(self.now_us, format_args!("! {}", fault.name()));
             let next_us = fault.strike(self);
             self.faults[nth] = Some(fault);
+            // A slow cluster is struck less often, so that it gets somewhere between two strokes.
+            let next_us = next_us * self.plan.slowness;
             self.events.at(self.now_us + next_us.max(1000), Event::Strike(nth));
         }
     }
@@ -298,13 +316,20 @@ impl World {
             }
         }
         // What went wrong before may have left its mark on a running process; a new one has no excuse.
-        if self.member.disk_is_bad {
-            self.kill();
-            self.member.disk_is_bad = false;
+        for member in self.members.keys().copied().collect::<Vec<_>>() {
+            if self.members[&member].disk_is_bad {
+                self.kill(member);
+                self.member(member).disk_is_bad = false;
+            }
         }
         self.traffic.mood = Mood::Finishing;
         self.enter(Phase::Healed);
         self.events.at(self.now_us + LOOK_US, Event::Look);
+    }
+
+    /// One that exists.
+    pub fn member(&mut self, member: MemberId) -> &mut Member {
+        self.members.get_mut(&member).expect("members are never taken out of the world")
     }
 
     fn enter(&mut self, phase: Phase) {
@@ -319,65 +344,52 @@ impl World {
         match self.phase {
             Phase::Healed => {
                 let calm = self.is_caught_up() && self.traffic.is_calm() && self.stray().is_empty();
-                if calm || passed_us > ANSWERED_WITHIN_US {
-                    see(&mut self.checks, &Seen::Settled, &context!(self))?;
-                    self.traffic.mood = Mood::Silent;
-                    self.enter(Phase::Silent);
+                if calm || passed_us > ANSWERED_WITHIN_US * self.plan.slowness {
+                    self.settle()?;
                 }
             }
             Phase::Silent => {
-                if self.reference.model.leases().next().is_none() || passed_us > EXPIRED_WITHIN_US {
+                let is_over = self.reference.model.leases().next().is_none();
+                if is_over || passed_us > self.plan.expired_within_us() {
                     self.enter(Phase::Reading);
                 }
             }
             Phase::Reading if passed_us > READ_WITHIN_US => {
                 see(&mut self.checks, &Seen::Ended, &context!(self))?;
-                self.stop_in_order();
+                for member in self.members.keys().copied().collect::<Vec<_>>() {
+                    self.stop_in_order(member);
+                }
                 self.enter(Phase::LastLife);
             }
-            Phase::Reading => {
-                for doing in self.traffic.ask_for_progress() {
-                    self.perform(0, doing)?;
-                }
-            }
+            Phase::Reading => self.read_on()?,
             Phase::LastLife if passed_us > LAST_LIFE_US && self.is_caught_up() => self.enter(Phase::Over),
             Phase::LastLife if passed_us > ANSWERED_WITHIN_US => {
-                return Err(Broken { rule: "liveness", what: "the member never came back".into() });
+                return Err(Broken { rule: "liveness", what: "the members never came back".into() });
             }
             Phase::Busy | Phase::LastLife | Phase::Over => {}
         }
         Ok(())
     }
 
-    fn is_caught_up(&self) -> bool {
-        let applied = self.member.life.as_ref().map(|life| life.replica.machine().applied_index());
-        applied.is_some_and(|applied| applied >= self.reference.applied())
+    fn settle(&mut self) -> Result<(), Broken> {
+        if !self.is_caught_up() {
+            let found: Vec<_> = self.members.values().map(|member| (member.id, self.progress(member.id))).collect();
+            let what = format!("{:?} never caught up with {}: {found:?}", self.configured(), self.reference.applied());
+            return Err(Broken { rule: "liveness: after healing all members catch up", what });
+        }
+        see(&mut self.checks, &Seen::Settled, &context!(self))?;
+        self.traffic.mood = Mood::Silent;
+        self.enter(Phase::Silent);
+        Ok(())
     }
 
-    /// Places in queues that nobody will give back: their key hangs on no lease, or they are held by
-    /// somebody who was never told, and who may wait elsewhere for ever (two such can wait for each other);
-    /// or they wait at a barrier, for others who may never come.
-    fn stray(&self) -> Vec<Bytes> {
-        let model = &self.reference.model;
-        let is_waited_for = |name: &[u8], place: &Place| {
-            self.calls.values().any(|call| match &call.request {
-                Request::Lock(lock) => lock.name == name && lock.lease == place.lease,
-                _ => false,
-            })
-        };
-        let mut stray = Vec::new();
-        for (name, places) in model.queues() {
-            for (position, place) in places.iter().enumerate() {
-                let leaseless = model.live(&place.key).is_some_and(|kv| model.lease(kv.lease).is_none());
-                let granted = position < Model::granted(places);
-                let unknown = granted && !is_waited_for(name, place);
-                let at_barrier = !granted && matches!(place.mode, Mode::Barrier(_));
-                if leaseless || unknown || at_barrier {
-                    stray.push(Bytes::copy_from_slice(&place.key));
-                }
-            }
-        }
-        stray
+    fn progress(&self, member: MemberId) -> Option<u64> {
+        self.life(member).map(|life| life.replica.machine().applied_index())
+    }
+
+    fn is_caught_up(&self) -> bool {
+        let applied = self.reference.applied();
+        self.configured().into_iter().all(|member| self.progress(member) == Some(applied))
     }
 }
 

@@ -17,6 +17,12 @@ pub struct Report {
     pub notices: u64,
     pub snapshots: u64,
     pub deaths: u64,
+    pub messages: u64,
+    pub snapshots_received: u64,
+    pub installs: u64,
+    pub removed: u64,
+    /// The highest, of one run; of many, all of them together.
+    pub term: u64,
     /// Of the last run.
     pub trace: u64,
 }
@@ -32,6 +38,11 @@ impl Report {
         self.notices += other.notices;
         self.snapshots += other.snapshots;
         self.deaths += other.deaths;
+        self.messages += other.messages;
+        self.snapshots_received += other.snapshots_received;
+        self.installs += other.installs;
+        self.removed += other.removed;
+        self.term += other.term;
         self.trace = other.trace;
     }
 }
@@ -40,13 +51,17 @@ impl fmt::Display for Report {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             formatter,
-            "simulated {:.1} h: {} calls, {} commands, {} notices, {} snapshots, {} deaths, {} steps",
+            "simulated {:.1} h: {} calls, {} commands, {} notices, {} snapshots, {} installed, {} deaths, {} removed, {} terms, {} messages, {} steps",
             self.simulated_us as f64 / 3.6e9,
             self.calls,
             self.commands,
             self.notices,
             self.snapshots,
+            self.installs,
             self.deaths,
+            self.removed,
+            self.term,
+            self.messages,
             self.steps
         )
     }
@@ -59,7 +74,10 @@ pub struct Violation {
     pub planted: Option<Planted>,
     pub rule: &'static str,
     pub what: String,
+    pub members: u64,
     pub faults: Vec<&'static str>,
+    /// Those of the seed, if fewer were enough.
+    pub all_faults: Option<Vec<&'static str>>,
     pub trace: u64,
     pub timeline: Vec<String>,
 }
@@ -69,12 +87,24 @@ impl fmt::Display for Violation {
         for line in &self.timeline {
             writeln!(formatter, "{line}")?;
         }
-        writeln!(formatter, "\nseed {} breaks a rule, with these faults on: {}", self.seed, self.faults.join(", "))?;
+        writeln!(
+            formatter,
+            "\nseed {}, {} members, breaks a rule, with these faults: {}",
+            self.seed,
+            self.members,
+            self.faults.join(", ")
+        )?;
+        if let Some(all) = &self.all_faults {
+            writeln!(formatter, "  (the seed has these: {})", all.join(", "))?;
+        }
         writeln!(formatter, "  {}", self.rule)?;
         writeln!(formatter, "  {}", readable(&self.what))?;
         write!(formatter, "again: tenure-sim --seed {}", self.seed)?;
+        if self.all_faults.is_some() {
+            write!(formatter, " --faults '{}'", self.faults.join(","))?;
+        }
         match self.planted {
-            Some(planted) => write!(formatter, " --planted {planted:?}"),
+            Some(planted) => write!(formatter, " --planted {}", planted.name()),
             None => Ok(()),
         }
     }

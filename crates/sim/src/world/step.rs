@@ -1,82 +1,93 @@
-//! One step of the member: what goes in, what comes out, and what becomes of it.
+//! One step of a member: what goes in, what comes out, and what becomes of it.
 
 use std::ops::RangeInclusive;
 
-use tenure_machine::Revision;
-use tenure_replica::{Answer, Answered, CallId, Failure, Input, LogEntry, Notice, Output, StreamId};
+use tenure_machine::MemberId;
+use tenure_replica::{Answer, Answered, CallId, Failure, Input, Notice, Output, Persist, StreamId, WatchRequest};
 
-use super::{Broken, Event, World, context, see};
+use super::{Broken, Event, Own, World, context, see};
 use crate::checks::Seen;
-use crate::reference::Origin;
+use crate::describe;
+use crate::planted::Planted;
+use crate::request::{Call, Request};
 
 impl World {
-    /// Puts an input into the member's inbox; a step will take it soon.
-    pub(super) fn give(&mut self, input: Input) {
-        let Some(life) = &mut self.member.life else { return };
+    /// Puts an input into a member's inbox; a step will take it soon.
+    pub(super) fn give(&mut self, member: MemberId, input: Input) {
+        let Some(life) = self.life_mut(member) else { return };
         life.inbox.push(input);
         let soon_us = self.now_us + self.random.spread(1, 300);
-        self.step_at(soon_us);
+        self.step_at(member, soon_us);
     }
 
-    pub(super) fn step_at(&mut self, time_us: u64) {
-        let Some(life) = &mut self.member.life else { return };
+    pub(super) fn step_at(&mut self, member: MemberId, time_us: u64) {
+        let now_us = self.now_us;
+        let Some(life) = self.life_mut(member) else { return };
         // While paused, or if an earlier step is due already, there is nothing to do.
-        if time_us < life.step_due_us || life.step_due_us <= self.now_us {
+        if time_us < life.step_due_us || life.step_due_us <= now_us {
             life.step_due_us = time_us;
-            self.events.at(time_us, Event::Step { life: life.number });
+            let life = life.number;
+            self.events.at(time_us, Event::Own { member, life, what: Own::Step });
         }
     }
 
-    pub(super) fn step(&mut self) -> Result<(), Broken> {
-        let Some(life) = &mut self.member.life else { return Ok(()) };
+    pub(super) fn step(&mut self, id: MemberId) -> Result<(), Broken> {
+        let Some(life) = self.life_mut(id) else { return Ok(()) };
         life.step_due_us = u64::MAX;
         let mut inputs = std::mem::take(&mut life.inbox);
         for input in &inputs {
-            self.taken(input)?;
+            self.taken(id, input)?;
         }
-        let Some(life) = &mut self.member.life else { return Ok(()) };
         if let Some(planted) = self.planted {
             self.memory.spoil_inputs(planted, &mut inputs);
         }
-        let now = life.now(self.now_us, self.wall_ms.wrapping_add(self.now_us / 1000));
+        let now = self.members[&id].now(self.now_us, self.planted);
+        let Some(life) = self.life_mut(id) else { return Ok(()) };
         let before = life.replica.machine().applied_index();
         let mut outputs = Vec::new();
         life.replica.step(now, inputs, &mut outputs);
         let applied = life.replica.machine().applied_index();
-
         for output in &outputs {
             if let Output::Persist(persist) = output {
-                persist.entries.iter().try_for_each(|entry| self.logged(entry))?;
+                self.written(id, persist)?;
             }
         }
-        self.applied(applied)?;
+        self.applied(id, applied)?;
+        see(&mut self.checks, &Seen::Advanced { member: id, from: before, to: applied }, &context!(self))?;
         let mut within = before..=applied;
+        let mut is_removed = false;
         for output in outputs {
-            self.come_out(output, &mut within)?;
+            is_removed |= matches!(output, Output::Removed);
+            self.come_out(id, output, &mut within)?;
         }
-        let Some(life) = &self.member.life else { return Ok(()) };
-        see(&mut self.checks, &Seen::Stepped { replica: &life.replica }, &context!(self))?;
         self.report.steps += 1;
-        let wake_us = life.wake_us().max(self.now_us + 1);
-        self.step_at(wake_us);
-        self.begin_batch();
+        if is_removed {
+            self.report.removed += 1;
+            self.retire(id, "is told that it was removed");
+            return Ok(());
+        }
+        let Some(member) = self.members.get(&id) else { return Ok(()) };
+        let Some(life) = &member.life else { return Ok(()) };
+        self.report.term = self.report.term.max(life.replica.machine().applied_term());
+        see(&mut self.checks, &Seen::Stepped { member: id, replica: &life.replica }, &context!(self))?;
+        let wake_us = member.wake_us(life).max(self.now_us + 1);
+        self.step_at(id, wake_us);
+        self.begin_batch(id);
         Ok(())
     }
 
-    fn taken(&mut self, input: &Input) -> Result<(), Broken> {
-        self.trace.note(self.now_us, format_args!("-> {input:?}"));
+    fn taken(&mut self, id: MemberId, input: &Input) -> Result<(), Broken> {
+        describe::input(&mut self.trace, self.now_us, id, input);
         match input {
             Input::Cancel { call } => {
                 if let Some(call) = self.calls.get_mut(call) {
                     call.cancel_taken = Some(self.report.steps);
                 }
             }
-            Input::Propose { call, .. } | Input::Lock { call, .. } => {
-                if let Some(command) = self.calls.get(call).and_then(|call| call.request.command()) {
-                    self.reference.asked(*call, command);
-                }
-            }
             Input::Watch { stream, request } => {
+                if matches!(request, WatchRequest::Close) {
+                    self.streams.remove(stream);
+                }
                 see(&mut self.checks, &Seen::WatchAsked { stream: *stream, request }, &context!(self))?;
             }
             _ => {}
@@ -84,35 +95,53 @@ impl World {
         Ok(())
     }
 
-    /// An entry is given to the log.
-    fn logged(&mut self, entry: &LogEntry) -> Result<(), Broken> {
-        let origin = self.reference.record(entry);
-        let origin = origin.map_err(|what| Broken { rule: "K3: the log holds what was asked for, once", what })?;
-        if let Origin::Call(id) = origin
-            && let Some(call) = self.calls.get_mut(&id)
-        {
-            call.index = Some(entry.index);
+    /// Something is given to a member's log.
+    fn written(&mut self, id: MemberId, persist: &Persist) -> Result<(), Broken> {
+        for entry in &persist.entries {
+            let recorded = self.reference.record(entry);
+            recorded.map_err(|what| Broken { rule: "K3: logs agree", what: format!("member {id}: {what}") })?;
         }
-        if let Some(command) = self.reference.entry(entry.index).and_then(|entry| entry.command()) {
-            see(&mut self.checks, &Seen::Logged { command }, &context!(self))?;
+        let Some(life) = self.life_mut(id) else { return Ok(()) };
+        if let Some(snapshot) = persist.snapshot {
+            life.terms.clear();
+            life.compared = life.compared.max(snapshot.index);
+            self.report.installs += 1;
         }
+        let Some(life) = self.life_mut(id) else { return Ok(()) };
+        if let Some(first) = persist.entries.first() {
+            life.terms.split_off(&first.index);
+        }
+        life.terms.extend(persist.entries.iter().map(|entry| (entry.index, entry.term)));
         Ok(())
     }
 
-    /// Everything up to `index` is applied by the member.
-    fn applied(&mut self, index: u64) -> Result<(), Broken> {
-        while self.reference.applied() < index {
-            let outcome = self.reference.apply_next();
-            let outcome = outcome.map_err(|what| Broken { rule: "K4: the machine does what the model does", what })?;
+    /// Everything up to `upto` is applied by a member.
+    fn applied(&mut self, id: MemberId, upto: u64) -> Result<(), Broken> {
+        let Some(compared) = self.life(id).map(|life| life.compared) else { return Ok(()) };
+        for index in compared + 1..=upto {
+            let named = |rule, what: String| Broken { rule, what: format!("member {id}: {what}") };
+            let Some(term) = self.life(id).and_then(|life| life.terms.get(&index).copied()) else {
+                let what = format!("entry {index} is applied, and is not in its log");
+                return Err(named("K3: logs agree", what));
+            };
+            if index <= self.reference.applied() {
+                self.reference.compare(index, term).map_err(|what| named("K5: all apply the same", what))?;
+                continue;
+            }
+            let outcome = self.reference.apply_next(term, self.now_us);
+            let outcome = outcome.map_err(|what| named("K3/K4: the machine does what the model does, once", what))?;
             self.report.commands += 1;
-            let command = self.reference.entry(self.reference.applied()).and_then(|entry| entry.command());
-            see(&mut self.checks, &Seen::Applied { command, outcome: &outcome }, &context!(self))?;
+            let seen = Seen::Applied { index, command: self.reference.command(index), outcome: &outcome };
+            see(&mut self.checks, &seen, &context!(self))?;
+        }
+        if let Some(life) = self.life_mut(id) {
+            life.compared = upto.max(life.compared);
         }
         Ok(())
     }
 
-    fn come_out(&mut self, mut output: Output, within: &mut RangeInclusive<u64>) -> Result<(), Broken> {
-        let Some(life) = &mut self.member.life else { return Ok(()) };
+    fn come_out(&mut self, id: MemberId, mut output: Output, within: &mut RangeInclusive<u64>) -> Result<(), Broken> {
+        let Some(life) = self.members.get_mut(&id).and_then(|member| member.life.as_mut()) else { return Ok(()) };
         if let Some(planted) = self.planted {
             let call = if let Output::Answer { call, .. } = &output { self.calls.get(call) } else { None };
             let view = life.replica.machine().view();
@@ -120,33 +149,47 @@ impl World {
                 return Ok(());
             }
         }
-        self.trace.note(self.now_us, format_args!("<- {output:?}"));
+        describe::output(&mut self.trace, self.now_us, id, &output);
         match output {
-            Output::Persist(persist) => life.persist(persist),
+            Output::Persist(mut persist) => {
+                let is_early = self.planted == Some(Planted::AcknowledgeEmpty) && persist.entries.is_empty();
+                let early = if is_early { std::mem::take(&mut persist.messages) } else { Vec::new() };
+                life.persist(persist);
+                early.into_iter().for_each(|(to, message)| self.send(id, to, message));
+            }
             Output::SaveSnapshot(save) => {
                 self.report.snapshots += 1;
                 let checked = self.reference.snapshot(&save.view, self.plan.chunk_bytes);
                 life.save_snapshot(save);
                 checked.map_err(|what| Broken { rule: "K5: a snapshot is the state", what })?;
             }
-            Output::Answer { call, answer } => self.answered(call, &answer, within)?,
-            // Told to sessions only, of which this world has none.
+            Output::Answer { call, answer } => self.answered(id, call, &answer, within)?,
+            // Told to sessions' streams only, of which this world has none.
             Output::Queued { .. } | Output::Session { .. } | Output::LockNotice { .. } => {}
-            Output::Notice { stream, notice } => self.noticed(stream, &notice, within)?,
-            // Only a snapshot that came from another member can be refused.
-            Output::SnapshotRefused { .. } => {}
-            Output::Members(_) => {}
-            Output::Removed => return Err(Broken { rule: "alone", what: "the only member is none".to_owned() }),
-            Output::Send { to, .. } | Output::SendSnapshot { to, .. } => {
-                return Err(Broken { rule: "alone", what: format!("a message to member {to}, who does not exist") });
+            Output::Notice { stream, notice } => self.noticed(id, stream, &notice, within)?,
+            Output::SnapshotRefused { index } => life.discard_snapshot(index),
+            Output::Members(members) => {
+                let members: Vec<MemberId> = members.iter().map(|member| member.id).collect();
+                // A disk that fails here fails again where it matters.
+                let _ = life.peers.keep(&members);
+                self.notice_power(id);
             }
+            Output::Removed => {}
+            Output::Send { to, message } => self.send(id, to, message),
+            Output::SendSnapshot { to, index, message } => self.send_snapshot(id, to, index, message),
             Output::Fatal(reason) => return Err(Broken { rule: "no member gives itself up", what: reason }),
         }
         Ok(())
     }
 
-    fn answered(&mut self, id: CallId, answer: &Answer, within: &mut RangeInclusive<u64>) -> Result<(), Broken> {
-        let Some(call) = self.calls.remove(&id) else {
+    fn answered(
+        &mut self,
+        member: MemberId,
+        id: CallId,
+        answer: &Answer,
+        within: &mut RangeInclusive<u64>,
+    ) -> Result<(), Broken> {
+        let Some(call) = self.calls.remove(&id).filter(|call| call.member == member) else {
             let what = format!("call {id} is answered, but nobody waits: {answer:?}");
             return Err(Broken { rule: "a call is answered once", what });
         };
@@ -156,45 +199,77 @@ impl World {
             let what = format!("call {id} was given up and is answered all the same: {answer:?}");
             return Err(Broken { rule: "L6: who gave up is not answered", what });
         }
-        // What a later answer speaks of is no older than what an earlier one did.
-        let index = match &answer.result {
-            Ok(Answered::View(view)) => view.applied_index(),
-            Ok(_) | Err(Failure::Refused(_)) => call.index.unwrap_or(0),
-            Err(_) => 0,
-        };
-        *within = index.clamp(*within.start(), *within.end())..=*within.end();
-        let within = within.clone();
-        see(&mut self.checks, &Seen::Answered { id, call: &call, answer, within }, &context!(self))?;
-        self.expose(answer.revision);
-        if let Err(Failure::NoLeader | Failure::Overloaded) = answer.result {
-            self.reference.turned_away(id);
+        if let Ok(Answered::View(view)) = &answer.result {
+            let index = view.applied_index();
+            *within = index.clamp(*within.start(), *within.end())..=*within.end();
         }
+        let within = within.clone();
+        self.compare_reply(&call, answer, *within.end())?;
+        see(&mut self.checks, &Seen::Answered { id, call: &call, answer, within }, &context!(self))?;
         if !call.cancelled {
             self.traffic.answered(id, &call, answer, self.now_us);
         }
         Ok(())
     }
 
-    fn noticed(&mut self, stream: StreamId, notice: &Notice, within: &RangeInclusive<u64>) -> Result<(), Broken> {
-        see(&mut self.checks, &Seen::Noticed { stream, notice, within: within.clone() }, &context!(self))?;
+    /// Every command that was answered was answered with what it did, at its place in the log; and what was refused
+    /// for good never has an effect.
+    fn compare_reply(&mut self, call: &Call, answer: &Answer, upto: u64) -> Result<(), Broken> {
+        let Some(command) = call.request.command() else { return Ok(()) };
+        // Who has a place already may be told that there is no leader to confirm it; the place is left then.
+        let is_lock = matches!(call.request, Request::Lock(_));
+        let reply = match &answer.result {
+            Ok(Answered::Reply(reply)) => Ok(reply.clone()),
+            Ok(Answered::Members(_)) => Ok(tenure_machine::Reply::MembersChanged),
+            Err(Failure::Refused(refusal)) => Err(refusal.clone()),
+            Err(Failure::NoLeader) if is_lock => return Ok(()),
+            Err(
+                Failure::NoLeader
+                | Failure::Overloaded
+                | Failure::LearnerNotReady
+                | Failure::NotEnoughMembers
+                | Failure::ChangeUnderWay,
+            ) => {
+                let kept = self.reference.turn_away(&command);
+                return kept.map_err(|what| Broken { rule: "K3: what was refused has no effect", what });
+            }
+            // A place in a queue is looked at elsewhere. Of all else nobody was told what became of it.
+            _ => return Ok(()),
+        };
+        let is_change = matches!(answer.result, Ok(Answered::Members(_)));
+        // Of a joint configuration the call is answered later, when it is left.
+        let revision = if is_change { None } else { Some(answer.revision) };
+        let claimed = self.reference.claim(&command, call.floor_index, upto, &reply, revision);
+        match claimed {
+            // Refused by the leader, before it came into its log.
+            Err(_) if reply.is_err() && is_refused_early(&reply) => self.reference.turn_away(&command),
+            claimed => claimed,
+        }
+        .map_err(|what| Broken { rule: "K1/K3: a reply is what the command did", what })
+    }
+
+    fn noticed(
+        &mut self,
+        member: MemberId,
+        stream: StreamId,
+        notice: &Notice,
+        within: &RangeInclusive<u64>,
+    ) -> Result<(), Broken> {
+        let seen = Seen::Noticed { member, stream, notice, within: within.clone() };
+        see(&mut self.checks, &seen, &context!(self))?;
         self.report.notices += 1;
-        self.expose(match notice {
-            Notice::Created { revision, .. }
-            | Notice::Commits { revision, .. }
-            | Notice::Compacted { revision, .. }
-            | Notice::Progress { revision, .. } => *revision,
-            Notice::Behind { view, .. } => view.revision(),
-        });
         if let Some((delay_us, request)) = self.traffic.noticed(stream, notice)
-            && let Some(life) = &self.member.life
+            && let Some(life) = self.life(member).map(|life| life.number)
         {
-            self.events.at(self.now_us + delay_us, Event::Stream { life: life.number, stream, request });
+            let what = Own::Stream(stream, request);
+            self.events.at(self.now_us + delay_us, Event::Own { member, life, what });
         }
         Ok(())
     }
+}
 
-    /// Somebody was told of this revision.
-    fn expose(&mut self, revision: Revision) {
-        self.reference.exposed = self.reference.exposed.max(revision);
-    }
+/// What a leader refuses before it proposes it.
+fn is_refused_early(reply: &Result<tenure_machine::Reply, tenure_machine::Refusal>) -> bool {
+    use tenure_machine::Refusal::*;
+    matches!(reply, Err(MemberExists | MemberNotFound | NotALearner | PeerUrlExists | NoSpace))
 }

@@ -1,0 +1,52 @@
+//! Bugs put back on purpose: a simulation that finds nothing must first show that it would. Here only with the
+//! feature `planted`, which nothing but a build of tests turns on.
+
+use std::cell::Cell;
+
+/// One for each way in which others, or earlier drafts, went wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bug {
+    /// A place that waits outlives its lease, and is granted.
+    GrantTheDead,
+    /// A restored state whose history was compacted is a revision behind.
+    RevisionFalls,
+    /// A leave ends a place whoever joined it last.
+    LeaveAnybody,
+    /// A put that hangs an entry's key on another lease ends the place.
+    PutEndsPlace,
+    /// A forwarded command that comes twice takes effect twice.
+    ForgetOrigins,
+    /// A leader answers renewals without asking whether it still leads.
+    RenewUnconfirmed,
+    /// Reads that come while a confirmation is under way share it.
+    ShareContext,
+    /// A watch that is behind what was compacted goes on behind that, and is told nothing.
+    SkipCompacted,
+    /// Watches are not looked at when a snapshot is installed.
+    SilentAfterInstall,
+    /// A new leader takes the silence during the election for the clients'.
+    FreeTheLiving,
+    /// A renewal does not wait for an expiry that is in flight.
+    RenewTheExpiring,
+    /// Those who wait for a lock are not looked at when a snapshot is installed.
+    ForgetWaiters,
+    /// A grant is told without asking whether it still stands.
+    GrantUnconfirmed,
+    /// A state made of a backup goes on with the revisions of the backup.
+    RebornTooEarly,
+    /// That a change of members is committed is not made durable.
+    ForgetChange,
+}
+
+thread_local! {
+    static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
+}
+
+/// For everything that runs on this thread from now on.
+pub fn plant(bug: Option<Bug>) {
+    PLANTED.set(bug);
+}
+
+pub fn is(bug: Bug) -> bool {
+    PLANTED.get() == Some(bug)
+}

@@ -1,0 +1,167 @@
+//! Clients in the world: whom they ask, and what is known of them at the end.
+
+use bytes::Bytes;
+use tenure_machine::{MemberChange, MemberId, Mode};
+use tenure_replica::{CallId, Input, StreamId, WatchRequest};
+
+use super::{Broken, Event, Phase, World, context, see};
+use crate::checks::Seen;
+use crate::member::Member;
+use crate::model::{Model, Place};
+use crate::request::{Call, Request};
+use crate::traffic::{Doing, Known};
+
+impl World {
+    pub(super) fn client_acts(&mut self, client: usize) -> Result<(), Broken> {
+        let known = self.known();
+        let (doing, pause_us) = self.traffic.act(client, &self.plan, &known);
+        if self.phase == Phase::Busy || self.phase == Phase::Healed {
+            self.events.at(self.now_us + pause_us, Event::Client(client));
+        }
+        doing.into_iter().try_for_each(|doing| self.perform(client, doing))
+    }
+
+    fn known(&self) -> Known {
+        let is_there = |member: &MemberId| self.life(*member).is_some();
+        let configuration = self.reference.model.configuration();
+        Known {
+            now_us: self.now_us,
+            revision: self.reference.model.revision,
+            compacted: self.reference.model.compacted(),
+            stray: if self.phase == Phase::Healed { self.stray() } else { Vec::new() },
+            voters: configuration.voters.iter().copied().collect(),
+            learners: configuration.learners.iter().copied().collect(),
+            lost: self.configured().into_iter().filter(|id| !is_there(id) && self.members[id].is_gone).collect(),
+            next_member: self.members.keys().last().map_or(1, |last| last + 1),
+        }
+    }
+
+    /// The member that a client turns to: mostly the same, but another one if that is not there.
+    fn whom(&mut self, client: usize) -> Option<MemberId> {
+        let home = self.homes[client];
+        let there: Vec<MemberId> = self.configured().into_iter().filter(|id| self.life(*id).is_some()).collect();
+        if there.contains(&home) && !self.random.percent(15) {
+            return Some(home);
+        }
+        let other = self.random.pick(&there).copied();
+        if self.random.percent(30) || !there.contains(&home) {
+            self.homes[client] = other.unwrap_or(home);
+        }
+        other
+    }
+
+    pub(super) fn perform(&mut self, client: usize, doing: Doing) -> Result<(), Broken> {
+        match doing {
+            // Nobody listens: whatever was to be done is not done.
+            Doing::Call(request) => self.whom(client).map_or(Ok(()), |member| self.issue(client, member, request)),
+            Doing::Cancel(id) => self.give_up(id),
+            Doing::Watch(stream, request) => {
+                let member = match self.streams.get(&stream) {
+                    Some(member) => Some(*member),
+                    None => self.whom(client),
+                };
+                match member {
+                    Some(member) => {
+                        self.streams.insert(stream, member);
+                        self.give_watch(member, stream, request);
+                    }
+                    None => self.traffic.cut_off(stream),
+                }
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn give_watch(&mut self, member: MemberId, stream: StreamId, request: WatchRequest) {
+        self.give(member, Input::Watch { stream, request });
+    }
+
+    fn give_up(&mut self, id: CallId) -> Result<(), Broken> {
+        let Some(call) = self.calls.get_mut(&id) else { return Ok(()) };
+        call.cancelled = true;
+        let member = call.member;
+        self.give(member, Input::Cancel { call: id });
+        let call = &self.calls[&id];
+        self.traffic.cancelled(id, call);
+        see(&mut self.checks, &Seen::Cancelled { id, call }, &context!(self))
+    }
+
+    fn issue(&mut self, client: usize, member: MemberId, request: Request) -> Result<(), Broken> {
+        if let Request::ChangeMembers(MemberChange::Add { member }) = &request {
+            self.begin_to_join(member.id);
+        }
+        let id = self.next_call;
+        self.next_call += 1;
+        self.report.calls += 1;
+        let input = request.input(id);
+        if let Some(command) = request.command() {
+            self.reference.ask(&command);
+        }
+        let call = Call {
+            client,
+            member,
+            request,
+            issued_us: self.now_us,
+            floor_index: self.reference.applied(),
+            floor: self.reference.model.revision,
+            cancelled: false,
+            cancel_taken: None,
+        };
+        self.traffic.issued(id, &call);
+        see(&mut self.checks, &Seen::Issued { id, call: &call }, &context!(self))?;
+        self.calls.insert(id, call);
+        self.give(member, input);
+        Ok(())
+    }
+
+    /// Somebody is to be let in: its process starts, and waits for that.
+    fn begin_to_join(&mut self, id: MemberId) {
+        let (seed, sync_us) = (self.random.draw(), self.plan.sync_us);
+        self.members.entry(id).or_insert_with(|| Member::new(id, seed, Vec::new(), sync_us, 0));
+        self.events.at(self.now_us, Event::Restart(id));
+    }
+
+    /// Every stream asks how far it is, and those that were cut off go on elsewhere.
+    pub(super) fn read_on(&mut self) -> Result<(), Broken> {
+        let configured = self.configured();
+        let astray: Vec<StreamId> =
+            self.streams.iter().filter(|(_, member)| !configured.contains(member)).map(|(stream, _)| *stream).collect();
+        for stream in astray {
+            // Its member was removed meanwhile.
+            if let Some(member) = self.streams.remove(&stream) {
+                self.give(member, Input::Watch { stream, request: WatchRequest::Close });
+            }
+            self.traffic.cut_off(stream);
+        }
+        let doing = self.traffic.read_on();
+        doing.into_iter().try_for_each(|(client, doing)| self.perform(client, doing))
+    }
+
+    /// Places in queues that nobody will give back: their key hangs on no lease, or they are held by
+    /// somebody who was never told, and who may wait elsewhere for ever (two such can wait for each other);
+    /// or they wait at a barrier, for others who may never come.
+    pub(super) fn stray(&self) -> Vec<Bytes> {
+        let model = &self.reference.model;
+        let is_waited_for = |name: &[u8], place: &Place| {
+            self.calls.values().any(|call| match &call.request {
+                Request::Lock(lock) => {
+                    lock.lease == place.lease && (lock.name == name || lock.more_names.iter().any(|more| more == name))
+                }
+                _ => false,
+            })
+        };
+        let mut stray = Vec::new();
+        for (name, places) in model.queues() {
+            for (position, place) in places.iter().enumerate() {
+                let leaseless = model.live(&place.key).is_some_and(|kv| model.lease(kv.lease).is_none());
+                let granted = position < Model::granted(places);
+                let unknown = granted && !is_waited_for(name, place);
+                let at_barrier = !granted && matches!(place.mode, Mode::Barrier(_));
+                if leaseless || unknown || at_barrier {
+                    stray.push(Bytes::copy_from_slice(&place.key));
+                }
+            }
+        }
+        stray
+    }
+}

@@ -1,0 +1,47 @@
+//! Messages between members, and whether two members take each other for who they are.
+
+use bytes::Bytes;
+use tenure_machine::MemberId;
+use tenure_replica::Input;
+use tenure_storage::Meeting;
+
+use super::{Event, World};
+use crate::planted::Planted;
+
+impl World {
+    pub(super) fn send(&mut self, from: MemberId, to: MemberId, message: Bytes) {
+        let Some(directory_id) = self.life(from).map(|life| life.directory_id) else { return };
+        self.report.messages += 1;
+        for at_us in self.network.arrivals_us(from, to, self.now_us) {
+            self.events.at(at_us, Event::Packet { from, to, directory_id, message: message.clone() });
+        }
+    }
+
+    pub(super) fn arrive(&mut self, from: MemberId, to: MemberId, directory_id: u128, message: Bytes) {
+        if !self.network.is_cut(from, to) && self.is_welcome(from, to, directory_id) {
+            self.give(to, Input::Message { from, message });
+        }
+    }
+
+    /// Rule 6: everybody keeps the identity of everybody's directory, and knows a stranger by it. Whoever is
+    /// refused for that stops.
+    pub(super) fn is_welcome(&mut self, from: MemberId, to: MemberId, directory_id: u128) -> bool {
+        let Some(life) = self.life(to) else { return false };
+        if life.peers.directory_of(from) == Some(directory_id) {
+            return true;
+        }
+        let meeting = life.peers.meet(from, directory_id);
+        self.notice_power(to);
+        match meeting {
+            Ok(Meeting::First | Meeting::Again) => true,
+            Ok(Meeting::Stranger { .. }) if self.planted == Some(Planted::WelcomeStrangers) => true,
+            Ok(Meeting::Stranger { .. }) => {
+                if self.life(from).is_some_and(|life| life.directory_id == directory_id) {
+                    self.retire(from, "is a stranger");
+                }
+                false
+            }
+            Err(_) => false,
+        }
+    }
+}
