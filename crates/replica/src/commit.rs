@@ -40,8 +40,8 @@ impl Replica {
         self.node.mut_store().trim(last, log_tail_bytes, needed, catch_up_bytes);
     }
 
-    pub(crate) fn apply_held(&mut self, persisted: u64) {
-        if self.held_until.take_if(|number| *number <= persisted).is_some() {
+    pub(crate) fn apply_held(&mut self) {
+        if self.held_until.take_if(|number| *number <= self.persist_done).is_some() {
             let held = std::mem::take(&mut self.held);
             self.apply(held);
             self.do_confirmed();

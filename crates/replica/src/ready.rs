@@ -10,6 +10,8 @@ use crate::{HardState, LogEntry, Output, Persist, Replica};
 impl Replica {
     /// Turns raft until it stands still.
     pub(crate) fn crank(&mut self) {
+        // Not as soon as it is known to be durable: watches take what is applied when all that came in is taken.
+        self.apply_held();
         loop {
             self.note_role();
             if self.unsent_due_ms().is_some_and(|due_ms| due_ms <= self.running_ms()) {
@@ -117,7 +119,6 @@ impl Replica {
         // Readys behind the last one that went to the log had nothing to persist.
         self.node.on_persist_ready(if all_done { self.last_ready } else { number });
         self.installed(number);
-        self.apply_held(number);
     }
 
     pub(crate) fn send(&mut self, message: &Message) {
