@@ -30,14 +30,22 @@ impl Replica {
         }
     }
 
-    pub(crate) fn take_raft_message(&mut self, from: MemberId, message: Message) {
+    pub(crate) fn take_raft_message(&mut self, from: MemberId, mut message: Message) {
         if message.to == self.config.member
             && message.from == from
-            && message::is_sound(&message, self.node.raft.raft_log.last_index())
+            && (message::is_sound(&message, self.node.raft.raft_log.last_index()) || self.has_already(&message))
             && (message.msg_type() != MessageType::MsgTimeoutNow || self.may_campaign())
         {
-            if message.msg_type() == MessageType::MsgReadIndex && self.is_confirmed_by(from, message.term) {
-                return self.answer_read_index(message);
+            if message.msg_type() == MessageType::MsgReadIndex {
+                if !self.is_leader() {
+                    // Whoever asked will ask the next one.
+                    return;
+                }
+                if self.is_confirmed_by(from, message.term) {
+                    return self.answer_read_index(message);
+                }
+                // To raft such questions have no term.
+                message.term = 0;
             }
             let _ = self.node.step(message);
             self.note_role();
@@ -45,6 +53,14 @@ impl Replica {
                 self.heard_leader_ms = self.running_ms();
             }
         }
+    }
+
+    /// The offer of a snapshot that this member is past: raft takes nothing of it, but says how far it is. Otherwise
+    /// the leader would offer it for ever.
+    fn has_already(&self, message: &Message) -> bool {
+        message.msg_type() == MessageType::MsgSnapshot
+            && message.term < u64::MAX / 2
+            && message.get_snapshot().get_metadata().index <= self.machine.applied_index()
     }
 
     pub(crate) fn take_ready(&mut self) {

@@ -6,10 +6,10 @@ mod members;
 
 use bytes::Bytes;
 use harness::config;
-use members::{Cluster, MEMBERS, raft_bytes};
+use members::{Cluster, MEMBERS, raft_bytes, raft_message};
 use raft::eraftpb::{Entry, Message, MessageType};
 use tenure_machine::MemberId;
-use tenure_replica::{Config, Input};
+use tenure_replica::{Config, Input, Output};
 
 fn small_config() -> Config {
     Config { election_min_ms: 100, election_max_ms: 200, heartbeat_ms: 20, call_timeout_ms: 1000, ..config(1) }
@@ -89,4 +89,40 @@ fn what_cannot_be_is_dropped() {
     cluster.put(follower);
     cluster.run(100);
     assert_eq!(cluster.counts.puts, 6);
+}
+
+/// Raft would send it on to the leader, and fall over the term that it bears.
+#[test]
+fn a_question_for_the_leader_is_dropped_by_others() {
+    let (mut cluster, leader, follower) = cluster();
+    let other = MEMBERS.into_iter().find(|member| ![leader, follower].contains(member)).expect("one of three");
+    let term = cluster.status(leader).term;
+    let mut question = message(MessageType::MsgReadIndex, other, follower, term);
+    question.entries.push(Entry { data: b"context".to_vec(), ..Entry::default() });
+    cluster.host(follower).inputs.push(Input::Message { from: other, message: raft_bytes(&question) });
+    cluster.run(50);
+    let read = cluster.get(follower);
+    cluster.run(50);
+    assert_eq!(cluster.outcomes[&read], None);
+}
+
+/// A leader that offers it does not know how far this member is, and would offer it for ever.
+#[test]
+fn a_snapshot_that_one_is_past_is_answered() {
+    let (mut cluster, leader, follower) = cluster();
+    let (term, applied) = (cluster.status(leader).term, cluster.status(follower).applied_index);
+    let mut offer = message(MessageType::MsgSnapshot, leader, follower, term);
+    let metadata = offer.mut_snapshot().mut_metadata();
+    (metadata.index, metadata.term) = (applied, term);
+    let input = Input::Message { from: leader, message: raft_bytes(&offer) };
+    let now = cluster.now();
+    let mut outputs = Vec::new();
+    cluster.host(follower).replica.step(now, [input], &mut outputs);
+    let answers = outputs.iter().filter_map(|output| match output {
+        Output::Persist(persist) => Some(&persist.messages),
+        _ => None,
+    });
+    let answers: Vec<Message> = answers.flatten().filter_map(|(_, bytes)| raft_message(bytes)).collect();
+    let is_answer = |answer: &Message| answer.msg_type() == MessageType::MsgAppendResponse && answer.index >= applied;
+    assert!(answers.iter().any(is_answer), "{answers:?}");
 }

@@ -370,7 +370,7 @@ impl Cluster {
         Replica::boot(config, disk.boot(), self.now()).expect("a disk to boot from")
     }
 
-    fn now(&self) -> Now {
+    pub fn now(&self) -> Now {
         Now { monotonic_ms: self.now_ms, wall_ms: self.now_ms }
     }
 

@@ -66,8 +66,9 @@ impl Arrivals {
         mut parts: Streaming<SnapshotRequest>,
         answers: &Answers,
     ) -> Result<(), Status> {
-        // The sender did not hear that it had arrived, or it was overtaken by the log.
+        // The sender did not hear that it had arrived, or it was overtaken by the log; raft tells it.
         if offer.index <= greeter.host.status().applied_index {
+            greeter.host.deliver(Input::Message { from, message: offer.message });
             return answer(answers, Answer::Received(SnapshotReceived {})).await;
         }
         let offered = Offered { index: offer.index, term: offer.term, bytes: offer.bytes };

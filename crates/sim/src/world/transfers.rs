@@ -109,8 +109,9 @@ impl World {
         let piece_bytes = self.random.spread(64, 4 << 10);
         let length = transfer.source.length();
         let Some(life) = self.life_mut(to) else { return Ok(Step::Cut) };
-        // The sender did not hear that it had arrived, or it was overtaken by the log.
+        // The sender did not hear that it had arrived, or it was overtaken by the log; raft tells it.
         if index <= life.replica.machine().applied_index() {
+            self.give(to, Input::Message { from, message: transfer.message.clone() });
             return Ok(Step::Arrived);
         }
         let is_same = |partial: &Partial| (partial.index, partial.term, partial.bytes) == (index, term, length);
