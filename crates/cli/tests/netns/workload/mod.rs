@@ -18,7 +18,6 @@ use crate::history::{Action, Call, History, Outcome, Revision};
 use crate::net::within;
 use crate::support::until;
 
-const LOCKS: [&str; 2] = ["jobs/0", "jobs/1"];
 const LOCKERS_OF_EACH: usize = 2;
 const SETTINGS: Settings = Settings { timeout: Duration::from_secs(2), connect_timeout: Duration::from_secs(1) };
 
@@ -108,8 +107,8 @@ async fn work(side: &str, notes: &Arc<Notes>, addresses: &[String]) {
     }
     let everywhere = connect(&addresses.join(",")).await;
     tasks.spawn(puts::work(everywhere.clone(), notes.clone(), format!("puts/{side}/anywhere")));
-    for (number, name) in LOCKS.iter().flat_map(|name| [*name; LOCKERS_OF_EACH]).enumerate() {
-        tasks.spawn(locks::work(everywhere.clone(), notes.clone(), name, number as u64));
+    for (number, lock) in locks::LOCKS.iter().flat_map(|lock| [*lock; LOCKERS_OF_EACH]).enumerate() {
+        tasks.spawn(locks::work(everywhere.clone(), notes.clone(), lock, number as u64));
     }
     while let Some(ended) = tasks.join_next().await {
         ended.expect("clients do not panic");
