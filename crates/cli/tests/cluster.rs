@@ -61,11 +61,11 @@ impl Member {
         serde_json::from_str(&said.stdout).ok()
     }
 
-    /// Waits for it to end by itself; gives what it said.
-    fn ended(&mut self) -> String {
+    /// Waits for it to end by itself, with this code; gives what it said.
+    fn ended(&mut self, expected: i32) -> String {
         let code = self.server().wait();
         let said = self.server().stderr();
-        assert_eq!(code, Some(1), "{said}");
+        assert_eq!(code, Some(expected), "{said}");
         self.server = None;
         said
     }
@@ -188,6 +188,36 @@ fn another_leads_when_the_leader_is_killed_and_it_comes_back_with_nothing_but_it
 }
 
 #[test]
+fn a_peer_that_is_killed_and_comes_back_costs_one_line_each_time() {
+    let mut cluster = Cluster::start(3);
+    let killed = cluster.follower();
+    let lines = |member: &mut Member, of: &str, text: &str| {
+        let said = member.server().stderr();
+        said.lines().filter(|line| line.contains(&format!("\"peer\":\"{of}\"")) && line.contains(text)).count()
+    };
+    let name = cluster.members[killed].name.clone();
+    let others: Vec<usize> = (0..3).filter(|index| *index != killed).collect();
+    for times in 1..=2 {
+        cluster.members[killed].kill();
+        for other in &others {
+            eventually("it is missed", || {
+                (lines(&mut cluster.members[*other], &name, "lost a peer") == times).then_some(())
+            });
+        }
+        // Long enough for many tries to reach it.
+        std::thread::sleep(Duration::from_secs(3));
+        cluster.members[killed].start(&[]);
+        cluster.members[killed].wait_until_ready();
+        for other in &others {
+            let member = &mut cluster.members[*other];
+            eventually("it is back", || (lines(member, &name, "connected to a peer") == times + 1).then_some(()));
+            assert_eq!(lines(member, &name, ""), 2 * times + 1, "nothing else is said: {}", member.server().stderr());
+            assert!(!member.server().stderr().contains("h2"), "{}", member.server().stderr());
+        }
+    }
+}
+
+#[test]
 fn a_fourth_member_joins_catches_up_and_votes() {
     let mut cluster = Cluster::start(3);
     for number in 0..20 {
@@ -282,13 +312,13 @@ fn a_member_that_is_removed_stops_and_says_so() {
     let (leader, gone) = (cluster.leader(), cluster.follower());
     let name = cluster.members[gone].name.clone();
     cluster.members[leader].run(&["member", "remove", &name]).ok();
-    let said = cluster.members[gone].ended();
+    let said = cluster.members[gone].ended(0);
     assert!(said.contains("this member was removed from the cluster"), "{said}");
     assert_eq!(cluster.role(leader, &name), None);
     cluster.members[leader].run(&["put", "a", "b"]).ok();
     // Neither with its flags nor without does it come back.
     cluster.members[gone].start(&[]);
-    let said = cluster.members[gone].ended();
+    let said = cluster.members[gone].ended(0);
     assert!(said.contains("this member was removed from the cluster"), "{said}");
 }
 
@@ -301,7 +331,7 @@ fn one_that_was_down_when_it_was_removed_is_told_when_it_comes_back() {
     let leader = cluster.leader();
     cluster.members[leader].run(&["member", "remove", &name]).ok();
     cluster.members[gone].start(&[]);
-    let said = cluster.members[gone].ended();
+    let said = cluster.members[gone].ended(0);
     assert!(said.contains("this member was removed from the cluster"), "{said}");
 }
 
@@ -311,7 +341,7 @@ fn a_leader_that_leaves_hands_over_first() {
     let gone = cluster.leader();
     let said = cluster.members[gone].run(&["member", "leave"]).ok();
     assert!(said.contains("left"), "{said}");
-    cluster.members[gone].ended();
+    cluster.members[gone].ended(0);
     let leader = cluster.leader();
     cluster.members[leader].run(&["put", "a", "b"]).ok();
     let name = cluster.members[gone].name.clone();
@@ -341,7 +371,7 @@ fn a_member_that_lost_its_disk_is_refused_under_its_old_name() {
     cluster.members[wiped].kill();
     std::fs::remove_dir_all(&cluster.members[wiped].data).unwrap();
     cluster.members[wiped].start(&["--name", &name, "--cluster", &list]);
-    let said = cluster.members[wiped].ended();
+    let said = cluster.members[wiped].ended(1);
     assert!(said.contains("known with another data directory"), "{said}");
     // As a new member, at the same address, it is welcome.
     let leader = cluster.leader();
@@ -361,12 +391,12 @@ fn mistakes_are_told_in_one_sentence() {
     let peer = one.members[0].peer.clone();
     other.members[0].kill();
     other.members[0].start(&["--join", &peer]);
-    let said = other.members[0].ended();
+    let said = other.members[0].ended(1);
     assert!(said.contains("belongs to cluster") && said.contains(&peer), "{said}");
     // A name that is taken.
     let mut same = Member::new(one.directory.path(), "again");
     same.start(&["--name", "n1", "--join", &peer]);
-    let said = same.ended();
+    let said = same.ended(1);
     assert!(said.contains("a member named n1 exists already"), "{said}");
     // The last one cannot go.
     let said = one.members[0].run(&["member", "leave"]).failed(1);

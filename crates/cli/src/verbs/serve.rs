@@ -148,7 +148,13 @@ impl Serve {
             greeting.show(address);
         };
         let served = run_with(config, ready, async { shutdown(signals.take()).await });
-        served.map_err(advise)?;
+        match served {
+            // It goes because somebody asked for it: a supervisor that restarts what has failed lets it go.
+            Err(removed @ RunError::Removed) => {
+                tracing::warn!("{removed}; to come back it joins with an empty one (--join)");
+            }
+            served => served.map_err(advise)?,
+        }
         tracing::info!("stopped");
         Ok(ExitCode::SUCCESS)
     }

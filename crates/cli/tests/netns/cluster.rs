@@ -97,7 +97,7 @@ impl Cluster {
         self.operate(async move || {
             loop {
                 for (place, address) in addresses.iter().enumerate() {
-                    let client = Client::connect(address).await.unwrap();
+                    let client = at(address).await;
                     let status = tokio::time::timeout(Duration::from_secs(1), client.status()).await;
                     if status.is_ok_and(|status| status.is_ok_and(|status| is_right(&status))) {
                         return place;
@@ -126,7 +126,7 @@ impl Cluster {
         self.operate(async move || {
             let mut revision = 0;
             for address in addresses {
-                let client = Client::connect(&address).await.unwrap();
+                let client = at(&address).await;
                 revision = loop {
                     match client.put(("healed", address.clone())).await {
                         Ok(written) => break written.header.revision,
@@ -146,7 +146,7 @@ impl Cluster {
             let mut aftermath = Aftermath::default();
             let mut revision = 0;
             for (name, address) in &members {
-                let client = Client::connect(address).await.unwrap();
+                let client = at(address).await;
                 let found = client.get(Get::keys(Keys::all())).await.unwrap();
                 revision = found.header.revision;
                 let pairs = found.pairs.into_iter();
@@ -155,12 +155,17 @@ impl Cluster {
                 aftermath.changes.insert(name.clone(), watches::everything(address, revision).await);
             }
             for (name, address) in members {
-                let client = Client::connect(&address).await.unwrap();
+                let client = at(&address).await;
                 aftermath.hashes.insert(name, client.hash(revision).await.unwrap().hash);
             }
             aftermath
         })
     }
+}
+
+/// A client that asks this member and no other.
+async fn at(address: &str) -> Client {
+    Client::connect(address).await.unwrap().each().remove(0).1
 }
 
 fn is_ready(address: &str) -> bool {

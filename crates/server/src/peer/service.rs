@@ -24,6 +24,8 @@ use super::greeting::Greeter;
 use super::receive_snapshot::Arrivals;
 use super::{GREETING_TIMEOUT, Host};
 
+const REFUSALS_REMEMBERED: usize = 64;
+
 /// A cheap handle: each connection has its own.
 #[derive(Clone)]
 pub(crate) struct PeerService<H> {
@@ -31,12 +33,13 @@ pub(crate) struct PeerService<H> {
     admission: Admission<H>,
     arrivals: Arc<Arrivals>,
     incoming: Arc<Incoming>,
+    refusals: Arc<Refusals>,
 }
 
 impl<H: Host> PeerService<H> {
     pub(crate) fn new(greeter: Greeter<H>, arrivals: Arc<Arrivals>, incoming: Arc<Incoming>) -> PeerService<H> {
         let admission = Admission::new(greeter.clone());
-        PeerService { greeter, admission, arrivals, incoming }
+        PeerService { greeter, admission, arrivals, incoming, refusals: Arc::default() }
     }
 
     pub(crate) fn server(self, message_bytes: usize) -> PeerServer<PeerService<H>> {
@@ -45,7 +48,9 @@ impl<H: Host> PeerService<H> {
 
     fn refused(&self, hello: &Hello, text: &str) {
         self.greeter.outbox.counters().refused.fetch_add(1, Relaxed);
-        tracing::warn!(from = format!("{:x}", hello.from), "refused a peer: {text}");
+        if self.refusals.is_news(hello.from, text) {
+            tracing::warn!(from = format!("{:x}", hello.from), "refused a peer: {text}");
+        }
     }
 
     /// The first message of a stream.
@@ -74,7 +79,8 @@ impl<H: Host> Peer for PeerService<H> {
                 let reading = answers.clone();
                 let task = tokio::spawn(async move {
                     if let Err(status) = read_messages(requests, from, &greeter).await {
-                        tracing::info!(from = format!("{from:x}"), "a peer's stream ended: {}", status.message());
+                        // The stream in the other direction tells of a peer that is lost.
+                        tracing::debug!(from = format!("{from:x}"), "a peer's stream ended: {}", status.message());
                         let _ = reading.send(Err(status)).await;
                     }
                 });
@@ -156,6 +162,21 @@ fn no_hello() -> Status {
     Status::invalid_argument("a stream begins with a greeting")
 }
 
+/// Who was refused, and why, last time: whoever knocks again and again is told of once.
+#[derive(Default)]
+struct Refusals(Mutex<HashMap<MemberId, String>>);
+
+impl Refusals {
+    fn is_news(&self, from: MemberId, text: &str) -> bool {
+        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Ids come from outside: they must not fill the memory.
+        if told.len() >= REFUSALS_REMEMBERED && !told.contains_key(&from) {
+            told.clear();
+        }
+        told.insert(from, text.to_owned()).is_none_or(|before| before != text)
+    }
+}
+
 /// The streams that peers have open here. Of each kind a peer has one: the newest.
 pub(crate) struct Incoming {
     open: Mutex<HashMap<(Kind, MemberId), JoinHandle<()>>>,
@@ -211,5 +232,22 @@ async fn end(task: Option<JoinHandle<()>>) {
 impl Drop for Incoming {
     fn drop(&mut self) {
         self.lock().values().for_each(JoinHandle::abort);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_news_until_it_is_told_and_what_is_remembered_is_bounded() {
+        let refusals = Refusals::default();
+        assert!(refusals.is_news(1, "another cluster"));
+        assert!(!refusals.is_news(1, "another cluster"));
+        assert!(refusals.is_news(1, "another directory"));
+        for id in 0..10 * REFUSALS_REMEMBERED as u64 {
+            refusals.is_news(id, "another cluster");
+            assert!(refusals.0.lock().unwrap().len() <= REFUSALS_REMEMBERED);
+        }
     }
 }

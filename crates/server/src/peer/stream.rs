@@ -15,7 +15,7 @@ use tonic::{Status, Streaming};
 
 use super::greeting::{Greeter, Unwelcome};
 use super::outbox::Queue;
-use super::{GREETING_TIMEOUT, Host, connect};
+use super::{GREETING_TIMEOUT, Host, connect, why};
 use crate::member::random_u64;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -40,21 +40,30 @@ enum Ended {
     Unwelcome(#[from] Unwelcome),
     #[error("no answer to the greeting within {GREETING_TIMEOUT:?}")]
     Silent,
-    #[error("the connection is lost: {0}")]
+    #[error("{0}")]
     Lost(String),
+}
+
+/// What the log says of a peer: that it is lost, or back, and nothing in between.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Told {
+    Nothing,
+    Connected,
+    Away,
+    Unwelcome(Unwelcome),
 }
 
 impl<H: Host> MessageStream<H> {
     /// Runs until it is dropped.
     pub(crate) async fn run(self) {
         let mut pause = FIRST_PAUSE;
-        let mut told = None;
+        let mut told = Told::Nothing;
         for url in self.urls.iter().cycle() {
             let mut was_welcome = false;
             let ended = match self.open(url).await {
                 Ok((requests, answers)) => {
                     was_welcome = true;
-                    told = None;
+                    told = Told::Connected;
                     tracing::info!(peer = self.name, id = format!("{:x}", self.to), url, "connected to a peer");
                     self.send(requests, answers).await
                 }
@@ -63,15 +72,10 @@ impl<H: Host> MessageStream<H> {
                     ended
                 }
             };
-            // Said once, not at every try.
-            if told.as_ref() != Some(&ended) {
-                tracing::warn!(
-                    peer = self.name,
-                    id = format!("{:x}", self.to),
-                    url,
-                    "no connection to a peer: {ended}"
-                );
-                told = Some(ended);
+            let (peer, id) = (&self.name, format!("{:x}", self.to));
+            match told.hear(&ended, pause == LONGEST_PAUSE) {
+                Some(line) => tracing::warn!(peer, id, url, "{line}: {ended}"),
+                None => tracing::debug!(peer, id, url, "still no connection to a peer: {ended}"),
             }
             pause = if was_welcome { FIRST_PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
             tokio::time::sleep(jittered(pause)).await;
@@ -92,7 +96,7 @@ impl<H: Host> MessageStream<H> {
         });
         let (answers, answer) = match greeted.await {
             Ok(Ok(greeted)) => greeted,
-            Ok(Err(status)) => return Err(Ended::Lost(said(&status))),
+            Ok(Err(status)) => return Err(Ended::Lost(why_lost(&status))),
             Err(_) => return Err(Ended::Silent),
         };
         match answer.and_then(|answer| answer.answer) {
@@ -122,10 +126,29 @@ impl<H: Host> MessageStream<H> {
             ended = pour => ended,
             answer = answers.message() => match answer {
                 Ok(Some(MessagesResponse { answer: Some(Answer::Refusal(refusal)) })) => self.greeter.refused(self.to, refusal).into(),
-                Ok(_) => Ended::Lost("the peer has closed it".to_owned()),
-                Err(status) => Ended::Lost(said(&status)),
+                Ok(_) => Ended::Lost("it has closed the connection".to_owned()),
+                Err(status) => Ended::Lost(why_lost(&status)),
             },
         }
+    }
+}
+
+impl Told {
+    /// Remembers how a stream ended; gives what is to be said of it, if that is something new. Of one that was never
+    /// there it is said only when it has been waited for: all members of a new cluster start at about one time.
+    fn hear(&mut self, ended: &Ended, waited: bool) -> Option<&'static str> {
+        let now = match ended {
+            Ended::Unwelcome(unwelcome) => Told::Unwelcome(unwelcome.clone()),
+            Ended::Unreachable(_) | Ended::Silent | Ended::Lost(_) => Told::Away,
+        };
+        let line = match (&*self, &now) {
+            (before, now) if before == now => return None,
+            (Told::Nothing, Told::Away) if !waited => return None,
+            (Told::Connected, Told::Away) => "lost a peer",
+            _ => "no connection to a peer",
+        };
+        *self = now;
+        Some(line)
     }
 }
 
@@ -134,9 +157,67 @@ fn jittered(pause: Duration) -> Duration {
     pause / 2 + pause.mul_f64((random_u64() % 1024) as f64 / 2048.0)
 }
 
+/// A peer that was killed is no error of a protocol, whatever the libraries make of it.
+fn why_lost(status: &Status) -> String {
+    match std::error::Error::source(status).map(why) {
+        Some(cause) if cause.contains("keep-alive timed out") => "it does not answer any more".to_owned(),
+        Some(_) => "the connection broke".to_owned(),
+        None => said(status),
+    }
+}
+
 pub(super) fn said(status: &Status) -> String {
     match status.message() {
         "" => format!("{:?}", status.code()),
         text => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tenure_api::tenure::peer::v1::refusal::Reason;
+
+    use super::*;
+
+    fn unreachable(text: &str) -> Ended {
+        Ended::Unreachable(text.to_owned())
+    }
+
+    fn unwelcome(text: &str) -> Ended {
+        Unwelcome::Refused { reason: Reason::OtherMember, text: text.to_owned() }.into()
+    }
+
+    #[test]
+    fn a_peer_that_is_lost_is_told_of_once_until_it_is_back() {
+        let mut told = Told::Connected;
+        assert_eq!(told.hear(&Ended::Lost("the connection broke".to_owned()), false), Some("lost a peer"));
+        for ended in [unreachable("refused"), unreachable("no route"), Ended::Silent, Ended::Lost("again".to_owned())] {
+            assert_eq!(told.hear(&ended, true), None, "{ended:?}");
+        }
+        told = Told::Connected;
+        assert_eq!(told.hear(&Ended::Silent, false), Some("lost a peer"));
+    }
+
+    #[test]
+    fn one_that_was_never_there_is_told_of_when_it_was_waited_for() {
+        let mut told = Told::Nothing;
+        assert_eq!(told.hear(&unreachable("refused"), false), None);
+        assert_eq!(told.hear(&unreachable("refused"), true), Some("no connection to a peer"));
+        assert_eq!(told.hear(&unreachable("refused"), true), None);
+    }
+
+    #[test]
+    fn every_reason_of_a_refusal_is_told() {
+        let mut told = Told::Away;
+        assert!(told.hear(&unwelcome("one reason"), false).is_some());
+        assert!(told.hear(&unwelcome("one reason"), false).is_none());
+        assert!(told.hear(&unwelcome("another"), false).is_some());
+    }
+
+    #[test]
+    fn libraries_errors_become_words() {
+        let broken = Status::from_error(Box::new(std::io::Error::other("h2 protocol error")));
+        assert_eq!(why_lost(&broken), "the connection broke");
+        assert_eq!(why_lost(&Status::invalid_argument("nothing was said")), "nothing was said");
     }
 }

@@ -18,10 +18,7 @@ use crate::history::{Action, Call, History, Outcome, Revision};
 use crate::net::within;
 use crate::support::until;
 
-const LOCKS: [&str; 2] = ["jobs/0", "jobs/1"];
 const LOCKERS_OF_EACH: usize = 2;
-const SETTINGS: Settings =
-    Settings { timeout: Duration::from_secs(2), connect_timeout: Duration::from_secs(1), discover: false };
 
 pub struct Workload {
     notes: Arc<Notes>,
@@ -102,15 +99,14 @@ fn join(thread: JoinHandle<()>) {
 /// All clients of one side. Some talk to one member only, others go where they are answered.
 async fn work(side: &str, notes: &Arc<Notes>, addresses: &[String]) {
     let mut tasks = JoinSet::new();
-    for (place, address) in addresses.iter().enumerate() {
-        let pinned = connect(address).await;
+    let everywhere = connect(&addresses.join(",")).await;
+    for (place, (_, pinned)) in everywhere.each().into_iter().enumerate() {
         tasks.spawn(registers::work(pinned.clone(), notes.clone(), place as u64));
         tasks.spawn(puts::work(pinned, notes.clone(), format!("puts/{side}/at-{place}")));
     }
-    let everywhere = connect(&addresses.join(",")).await;
     tasks.spawn(puts::work(everywhere.clone(), notes.clone(), format!("puts/{side}/anywhere")));
-    for (number, name) in LOCKS.iter().flat_map(|name| [*name; LOCKERS_OF_EACH]).enumerate() {
-        tasks.spawn(locks::work(everywhere.clone(), notes.clone(), name, number as u64));
+    for (number, lock) in locks::LOCKS.iter().flat_map(|lock| [*lock; LOCKERS_OF_EACH]).enumerate() {
+        tasks.spawn(locks::work(everywhere.clone(), notes.clone(), lock, number as u64));
     }
     while let Some(ended) = tasks.join_next().await {
         ended.expect("clients do not panic");
@@ -119,7 +115,8 @@ async fn work(side: &str, notes: &Arc<Notes>, addresses: &[String]) {
 }
 
 async fn connect(endpoints: &str) -> Client {
-    Client::connect_with(endpoints, SETTINGS).await.unwrap()
+    let settings = Settings { timeout: Duration::from_secs(2), discover: false, ..Settings::default() };
+    Client::connect_with(endpoints, settings).await.unwrap()
 }
 
 /// What all clients share.
