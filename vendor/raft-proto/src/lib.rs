@@ -2,7 +2,7 @@
 
 // We use `default` method a lot to be support prost and rust-protobuf at the
 // same time. And reassignment can be optimized by compiler.
-#![allow(clippy::field_reassign_with_default)]
+#![allow(warnings, clippy::all)]
 
 mod confchange;
 mod confstate;
