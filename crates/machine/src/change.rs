@@ -12,7 +12,8 @@ use smallvec::SmallVec;
 use crate::lock::{self, LockEntry};
 use crate::mvcc::{Written, shared};
 use crate::{
-    Commit, Event, KeyValue, LeaseChange, LeaseId, Lock, LockChanges, LockEnd, Mode, Put, Revision, SharedBytes, View,
+    Commit, Event, KeyValue, LeaseChange, LeaseId, Lock, LockChange, LockChanges, LockEnd, Mode, Put, Revision,
+    SharedBytes, View,
 };
 
 pub(crate) struct Change {
@@ -26,6 +27,14 @@ pub(crate) struct Change {
     touched: SmallVec<[SharedBytes; 1]>,
     /// Keys that became entries at this revision.
     joined: SmallVec<[SharedBytes; 1]>,
+}
+
+/// A place that a Lock takes.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    pub lock: &'a Lock,
+    /// There is no such queue, and the Lock asks for nothing else: it is granted as it is made.
+    pub is_free: bool,
 }
 
 impl Change {
@@ -69,12 +78,12 @@ impl View {
         written.prev
     }
 
-    /// Writes a version. `lock` are the facts of the entry that this write makes, if not a plain put's.
+    /// Writes a version. `place` are the facts of the entry that this write makes, if not a plain put's.
     pub(crate) fn write(
         &mut self,
         change: &mut Change,
         key: &[u8],
-        lock: Option<&Lock>,
+        place: Option<Place<'_>>,
         content: impl FnOnce(Option<&KeyValue>) -> (Box<[u8]>, LeaseId),
     ) -> Written {
         let written = self.store.put(change.revision, key, content);
@@ -89,7 +98,7 @@ impl View {
             }
         }
         if kv.version == 1 && kv.lease != 0 {
-            self.join(change, kv, lock);
+            self.join(change, kv, place);
         }
         #[cfg(feature = "planted")]
         if crate::planted::is(crate::planted::Bug::PutEndsPlace) && kv.version > 1 && kv.lease != old_lease {
@@ -125,12 +134,30 @@ impl View {
         written.prev
     }
 
+    /// Deletes the key of an entry that was just looked up, beneath this name; whether it is the last of its queue
+    /// is known, too.
+    pub(crate) fn release(&mut self, change: &mut Change, name: &[u8], entry: Arc<LockEntry>, is_last: bool) {
+        let Some(written) = self.store.delete(change.revision, &entry.key) else { return };
+        if let Some(prev) = &written.prev
+            && prev.lease != 0
+        {
+            self.leases.detach(prev.lease, &prev.key);
+        }
+        if !is_last {
+            change.touched.push(entry.key.clone());
+        }
+        change.lock_changes.push(self.locks.release(name, entry, is_last, change.wall_ms));
+        change.event(&written);
+    }
+
     /// Makes an entry of a key that was just created, if it is one.
-    fn join(&mut self, change: &mut Change, kv: &KeyValue, lock: Option<&Lock>) {
+    fn join(&mut self, change: &mut Change, kv: &KeyValue, place: Option<Place<'_>>) {
         let Some((name, lease)) = lock::split_key(&kv.key) else { return };
         if lease != kv.lease || change.joined.iter().any(|joined| lock::name_of(joined) == name) {
             return;
         }
+        let lock = place.map(|place| place.lock);
+        let is_free = place.is_some_and(|place| place.is_free);
         let entry = LockEntry {
             key: kv.key.clone(),
             token: kv.create_revision,
@@ -142,10 +169,12 @@ impl View {
             metadata: lock.map_or_else(SharedBytes::default, |lock| shared(&lock.metadata)),
             together: lock.map_or_else(Arc::default, |lock| lock::together(lock, name)),
             joined_wall_ms: change.wall_ms,
-            granted_wall_ms: None,
+            granted_wall_ms: is_free.then_some(change.wall_ms),
             slot: 0,
         };
-        if self.locks.join(name, entry) {
+        if is_free {
+            change.lock_changes.push(LockChange::Granted(self.locks.open(name, entry)));
+        } else if self.locks.join(name, entry) {
             change.joined.push(kv.key.clone());
             change.touched.push(kv.key.clone());
         }

@@ -167,6 +167,18 @@ impl Locks {
         true
     }
 
+    /// Makes a queue of an entry that is granted already; there must be none of that name.
+    pub fn open(&mut self, name: &[u8], entry: LockEntry) -> Arc<LockEntry> {
+        let name = LockName { key: entry.key.clone(), length: name.len() };
+        let entry = Arc::new(entry);
+        if !entry.owner.is_empty() {
+            self.owners.entry(entry.owner.clone()).or_default().insert((name.clone(), entry.token));
+        }
+        self.queues.insert(name, Queue { last_granted: entry.token, granted: 1, entries: Entries::One(entry.clone()) });
+        self.entries += 1;
+        entry
+    }
+
     fn discount(&mut self, name: &LockName, entry: &LockEntry) {
         self.entries -= 1;
         if entry.owner.is_empty() {
@@ -194,14 +206,33 @@ impl Locks {
         wall_ms: u64,
     ) -> Option<(LockChange, bool)> {
         let (name, queue, entry) = self.entry(key, create_revision)?;
-        let (name, entry, is_empty) = (name.clone(), entry.clone(), queue.len() == 1);
-        let frees = entry.granted_wall_ms.is_some() && queue.granted == 1;
-        if is_empty {
-            self.queues.remove(&name);
-        } else {
-            self.queues.get_mut(&name)?.remove(&entry);
+        let (name, entry, is_last) = (name.clone(), entry.clone(), queue.len() == 1);
+        Some((self.remove(&name, entry, is_last, cause, wall_ms), is_last))
+    }
+
+    /// The same for an entry whose place is known.
+    pub fn release(&mut self, name: &[u8], entry: Arc<LockEntry>, is_last: bool, wall_ms: u64) -> LockChange {
+        let name = LockName { key: entry.key.clone(), length: name.len() };
+        self.remove(&name, entry, is_last, LockEnd::Released, wall_ms)
+    }
+
+    fn remove(
+        &mut self,
+        name: &LockName,
+        entry: Arc<LockEntry>,
+        is_last: bool,
+        cause: LockEnd,
+        wall_ms: u64,
+    ) -> LockChange {
+        let mut granted = usize::from(entry.granted_wall_ms.is_some());
+        if is_last {
+            self.queues.remove(name);
+        } else if let Some(queue) = self.queues.get_mut(name) {
+            granted = queue.granted;
+            queue.remove(&entry);
         }
-        self.discount(&name, &entry);
+        let frees = entry.granted_wall_ms.is_some() && granted == 1;
+        self.discount(name, &entry);
         if let Some(granted_wall_ms) = entry.granted_wall_ms {
             self.remember(RecentHolder {
                 key: entry.key.clone(),
@@ -217,7 +248,7 @@ impl Locks {
                 cause,
             });
         }
-        Some((LockChange::Ended { entry, cause, frees }, is_empty))
+        LockChange::Ended { entry, cause, frees }
     }
 
     /// Grants all that can be granted in the queue `name` now.

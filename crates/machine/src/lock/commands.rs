@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::deadlock;
 use super::{LockEntry, Queue, entry_key, would_grant};
-use crate::change::Change;
+use crate::change::{Change, Place};
 use crate::mvcc::shared;
 use crate::{
     BusyReply, Leave, Lock, LockChange, LockEnd, LockReply, Mode, Refusal, Reply, Revision, SharedBytes, Unlock, View,
@@ -32,10 +32,11 @@ impl View {
             return self.lock_again(change, lock, &keys, there);
         }
         self.check_growth()?;
-        let mut busy = None;
+        let (mut busy, mut is_free) = (None, lock.more_names.is_empty());
         for name in names(lock) {
             let queue = self.locks.queue(name);
             queue.map_or(Ok(()), Queue::check_room)?;
+            is_free &= queue.is_none();
             if !would_grant(queue, lock.mode) {
                 busy.get_or_insert(name);
             }
@@ -50,8 +51,9 @@ impl View {
                 return Err(Refusal::Deadlock { cycle });
             }
         }
+        let place = Place { lock, is_free: is_free && busy.is_none() };
         let mut places = keys.iter().map(|key| {
-            let written = self.write(change, key, Some(lock), |_| (lock.value[..].into(), lock.lease));
+            let written = self.write(change, key, Some(place), |_| (lock.value[..].into(), lock.lease));
             written.kv.key.clone()
         });
         let (key, more_keys) = (places.next().unwrap_or_default(), places.collect());
@@ -152,19 +154,16 @@ impl View {
         self.check_sound()?;
         let mut held = SmallVec::<[_; 1]>::new();
         for name in &unlock.names {
-            match self.locks.queue(name).map(|queue| queue.holder(unlock.token)) {
-                None => {}
-                Some(None) => return Err(Refusal::NotTheHolder),
-                Some(Some(entry)) => {
-                    check_epoch(self.leases.epoch(entry.lease), unlock.epoch)?;
-                    held.push(entry.key.clone());
-                }
-            }
+            let Some(queue) = self.locks.queue(name) else { continue };
+            let entry = queue.holder(unlock.token).ok_or(Refusal::NotTheHolder)?;
+            check_epoch(self.leases.epoch(entry.lease), unlock.epoch)?;
+            held.push((name, entry.clone(), queue.len() == 1));
         }
-        for key in &held {
-            self.delete(change, key, LockEnd::Released);
+        let released = !held.is_empty();
+        for (name, entry, is_last) in held {
+            self.release(change, name, entry, is_last);
         }
-        Ok(Reply::Unlocked { released: !held.is_empty() })
+        Ok(Reply::Unlocked { released })
     }
 
     /// An operator's way out: ends the tenure of the holder with this token, whoever it is.
