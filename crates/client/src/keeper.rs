@@ -91,7 +91,7 @@ impl Keeper {
     /// Something has to be given back before these turns are somebody else's; and [`Client::settled`] waits for it.
     pub fn owed(self: &Arc<Keeper>, turns: Vec<OwnedMutexGuard<()>>) -> Owed {
         self.owed.send_modify(|owed| *owed += 1);
-        Owed { keeper: self.clone(), _turns: turns }
+        Owed { keeper: self.clone(), turns }
     }
 
     pub async fn settled(&self) {
@@ -103,11 +103,13 @@ impl Keeper {
 /// Dropped when it is paid.
 pub(crate) struct Owed {
     keeper: Arc<Keeper>,
-    _turns: Vec<OwnedMutexGuard<()>>,
+    turns: Vec<OwnedMutexGuard<()>>,
 }
 
 impl Drop for Owed {
     fn drop(&mut self) {
+        // Whoever waits until all is settled looks next who is still at a name.
+        self.turns.clear();
         self.keeper.owed.send_modify(|owed| *owed -= 1);
     }
 }
@@ -265,6 +267,26 @@ impl HeldLease {
             }
             // The sender is ours.
             let _ = state.changed().await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Settings;
+
+    #[tokio::test]
+    async fn who_is_settled_holds_no_turn_any_more() {
+        let endpoints = crate::endpoint::parse_list("127.0.0.1:1").unwrap();
+        let keeper = Keeper::start(&Connections::new(endpoints, Settings::default())).unwrap();
+        // The two threads meet often enough that the wrong order is seen.
+        for _ in 0..2000 {
+            let turn = Arc::new(tokio::sync::Mutex::new(()));
+            let owed = keeper.owed(vec![turn.clone().try_lock_owned().unwrap()]);
+            keeper.spawn(async move { drop(owed) });
+            keeper.settled().await;
+            assert!(turn.try_lock().is_ok(), "nothing is owed, and yet somebody is at it");
         }
     }
 }
