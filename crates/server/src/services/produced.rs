@@ -4,9 +4,10 @@
 //! no task to spawn and to end, no channel to wake across, and nothing is produced ahead. hyper asks
 //! only while the client has room to receive, so a client that stops reading stops the producer.
 
+use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
 
 use tokio_stream::Stream;
@@ -16,54 +17,81 @@ pub fn produced<T, F>(producer: impl FnOnce(Emitter<T>) -> F) -> Produced<T>
 where
     F: Future<Output = ()> + Send + 'static,
 {
-    let slot = Arc::new(Mutex::new(None));
-    let producer = producer(Emitter { slot: slot.clone() });
-    Produced { slot, producer: Some(Box::pin(producer)) }
+    let tray = Tray::default();
+    let producer = producer(Emitter { tray: tray.clone() });
+    Produced { tray, producer: Some(Box::pin(producer)) }
+}
+
+/// What was produced and not read yet.
+struct Tray<T>(Arc<Mutex<VecDeque<T>>>);
+
+impl<T> Tray<T> {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<T>> {
+        self.0.lock().expect("no panic while the tray is locked")
+    }
+}
+
+impl<T> Clone for Tray<T> {
+    fn clone(&self) -> Tray<T> {
+        Tray(self.0.clone())
+    }
+}
+
+impl<T> Default for Tray<T> {
+    fn default() -> Tray<T> {
+        Tray(Arc::default())
+    }
 }
 
 pub struct Emitter<T> {
-    slot: Arc<Mutex<Option<T>>>,
+    tray: Tray<T>,
 }
 
 impl<T> Emitter<T> {
     /// Hands an item to the reader; returns when the reader comes back for the next one.
     pub async fn emit(&mut self, item: T) {
-        *self.slot.lock().expect("no panic while the slot is locked") = Some(item);
-        // No waker: whoever takes the item polls this producer again to get another.
-        poll_fn(|_| match self.slot.lock().expect("no panic while the slot is locked").is_some() {
-            true => Poll::Pending,
-            false => Poll::Ready(()),
+        self.tray.lock().push_back(item);
+        self.taken().await
+    }
+
+    /// The same with all of these, which are read without asking the producer for each.
+    pub async fn emit_all(&mut self, items: impl IntoIterator<Item = T>) {
+        self.tray.lock().extend(items);
+        self.taken().await
+    }
+
+    async fn taken(&mut self) {
+        // No waker: whoever takes the last item polls this producer again to get another.
+        poll_fn(|_| match self.tray.lock().is_empty() {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
         })
         .await
     }
 }
 
 pub struct Produced<T> {
-    slot: Arc<Mutex<Option<T>>>,
+    tray: Tray<T>,
     /// None = it has returned.
     producer: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
-}
-
-impl<T> Produced<T> {
-    fn take(&self) -> Option<T> {
-        self.slot.lock().expect("no panic while the slot is locked").take()
-    }
 }
 
 impl<T> Stream for Produced<T> {
     type Item = T;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<T>> {
-        let done = match &mut self.producer {
-            None => true,
-            Some(producer) => producer.as_mut().poll(context).is_ready(),
-        };
-        if done {
+        if let Some(item) = self.tray.lock().pop_front() {
+            return Poll::Ready(Some(item));
+        }
+        let Some(producer) = &mut self.producer else { return Poll::Ready(None) };
+        let is_done = producer.as_mut().poll(context).is_ready();
+        if is_done {
             self.producer = None;
         }
-        match self.take() {
+        let item = self.tray.lock().pop_front();
+        match item {
             Some(item) => Poll::Ready(Some(item)),
-            None if done => Poll::Ready(None),
+            None if is_done => Poll::Ready(None),
             None => Poll::Pending,
         }
     }
@@ -91,6 +119,23 @@ mod tests {
             assert_eq!(made.load(Ordering::Relaxed), number);
         }
         assert_eq!(stream.next().await, None);
+        assert_eq!(stream.next().await, None);
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn what_is_emitted_together_is_read_before_more_is_produced() {
+        let made = Arc::new(AtomicUsize::new(0));
+        let counter = made.clone();
+        let mut stream = produced(move |mut emitter| async move {
+            for round in 0..2 {
+                counter.fetch_add(1, Ordering::Relaxed);
+                emitter.emit_all([round * 2, round * 2 + 1]).await;
+            }
+        });
+        for number in 0..4 {
+            assert_eq!(stream.next().await, Some(number));
+            assert_eq!(made.load(Ordering::Relaxed), 1 + number / 2);
+        }
         assert_eq!(stream.next().await, None);
     }
 

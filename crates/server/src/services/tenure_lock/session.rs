@@ -100,9 +100,7 @@ pub async fn serve(
     let mut alarm = pin!(tokio::time::sleep_until(session.next_wake()));
     loop {
         let step = poll_fn(|context| session.poll(&mut requests, alarm.as_mut(), context)).await;
-        while let Some(response) = session.out.pop_front() {
-            emitter.emit(Ok(response)).await;
-        }
+        emitter.emit_all(session.out.drain(..).map(Ok)).await;
         match step {
             Ok(Flow::GoesOn) => {}
             Ok(Flow::Ended) => return,
