@@ -145,6 +145,11 @@ impl View {
         self.locks.queue(name).map_or((0, 0), |queue| (queue.len(), queue.granted()))
     }
 
+    /// No queue is longer than this; found without looking at any.
+    pub fn longest_lock_queue(&self) -> usize {
+        (self.locks.entries() as usize + 1).saturating_sub(self.locks.queues.len())
+    }
+
     /// The entry that the live key `key` is, if it is one, and the name of its queue.
     pub fn lock_entry(&self, key: &[u8]) -> Option<(&[u8], &Arc<LockEntry>)> {
         let kv = self.store.live(key)?;

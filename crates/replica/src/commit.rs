@@ -226,6 +226,10 @@ impl Replica {
     }
 
     pub(crate) fn tell_lease(&mut self, change: LeaseChange) {
+        if let LeaseChange::Ended { .. } = change {
+            // A place may outlive its lease, under a key that somebody took the lease from.
+            self.reads.doubt_all();
+        }
         if !self.leading {
             return;
         }
@@ -257,6 +261,7 @@ impl Replica {
                 }
             }
             LockChange::Ended { entry, cause, .. } => {
+                self.reads.doubt(entry.token);
                 for queued in self.queued.take_ended(&entry.key) {
                     self.leave(&queued.reply, queued.joiner);
                     self.fail(queued.call, Failure::EntryEnded(cause));

@@ -173,6 +173,7 @@ impl Replica {
     pub(crate) fn adopt(&mut self) {
         let Some(Arrived { machine, bytes }) = self.arrived.take() else { return };
         let old = std::mem::replace(&mut self.machine, *machine);
+        self.reads.doubt_all();
         let (old, index) = (old.state(), self.machine.applied_index());
         self.snapshot = SnapshotProgress { bytes, log_bytes_since: 0, saving: None };
         let term = self.node.raft.term;

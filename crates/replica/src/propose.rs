@@ -92,7 +92,21 @@ impl Replica {
             // Only a leader knows what is under way.
             return self.propose_in_turn(Command::Lock(lock), waits);
         }
+        if self.can_wait(&lock) {
+            self.unsent.push(Unsent { since_ms: self.running_ms(), command: Command::Lock(lock), waits });
+        } else {
+            self.propose_in_turn(Command::Lock(lock), waits);
+        }
+    }
+
+    /// Whether a new place would stand behind so many that its turn cannot come before what is under way is done.
+    fn can_wait(&self, lock: &Lock) -> bool {
         let state = self.machine.state();
+        // Each command under way may end an entry, and so bring this one to its turn.
+        let under_way = self.proposals.len();
+        if self.config.join_patience_ms == 0 || lock.try_once || state.longest_lock_queue() <= under_way {
+            return false;
+        }
         let (entries, granted) = state.lock_counts(&lock.name);
         let ahead = match lock.mode {
             Mode::Exclusive => entries,
@@ -101,13 +115,7 @@ impl Replica {
             // Those who wait ahead may be waiting for this one.
             Mode::Barrier(_) => 0,
         };
-        // Each command under way may end an entry, and so bring this one to its turn.
-        let can_wait = self.config.join_patience_ms > 0 && !lock.try_once && ahead > self.proposals.len();
-        if can_wait && state.lock_entry(&entry_key(&lock.name, lock.lease)).is_none() {
-            self.unsent.push(Unsent { since_ms: self.running_ms(), command: Command::Lock(lock), waits });
-        } else {
-            self.propose_in_turn(Command::Lock(lock), waits);
-        }
+        ahead > under_way && state.lock_entry(&entry_key(&lock.name, lock.lease)).is_none()
     }
 
     pub(crate) fn is_over_quota(&self) -> bool {

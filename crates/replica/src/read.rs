@@ -4,15 +4,18 @@
 //! Whatever comes in one step shares one confirmation; the next step begins another without waiting
 //! for it, so that nobody waits for more than one round trip.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use raft::StateRole;
 use raft::eraftpb::{Message, MessageType};
-use tenure_machine::{LockEnd, LockReply, MemberId, SharedBytes};
+use tenure_machine::{LockEnd, LockReply, MemberId, Revision, SharedBytes};
 
 use crate::propose::keys_of;
 use crate::question::{Asker, Question};
 use crate::{Answered, CallId, Failure, Read, Replica};
+
+/// Beyond so many it is simpler to look at all.
+const MOST_DOUBTS: usize = 1024;
 
 impl Replica {
     pub(crate) fn issue_reads(&mut self) {
@@ -89,11 +92,16 @@ impl Replica {
                 }
             }
         }
+        self.reads.forget_doubts();
         self.propose_clearing();
     }
 
     /// None while the grant that the caller would be told of still stands.
     fn why_ended(&self, reply: &LockReply) -> Option<LockEnd> {
+        // Of several places one may have ended before the last was granted.
+        if reply.more_keys.is_empty() && !self.reads.is_doubtful(reply.token) {
+            return None;
+        }
         let state = self.machine.state();
         let stands = |key: &SharedBytes| {
             state.lock_grant(key, reply.token).is_some_and(|entry| state.lease_ttl_ms(entry.lease).is_some())
@@ -167,15 +175,55 @@ pub(crate) struct Reads {
     /// Confirmed at this index, to be done once it is applied.
     confirmed: VecDeque<(u64, Vec<Waiting>)>,
     next_context: u64,
+    doubts: Doubts,
+}
+
+/// Which of the grants that wait to be told may have ended meanwhile: the others need not be looked up again.
+#[derive(Default)]
+struct Doubts {
+    /// Of the grants that wait, or have waited since there was none.
+    lowest_token: Option<Revision>,
+    ended: BTreeSet<Revision>,
+    are_all: bool,
 }
 
 impl Reads {
     pub(crate) fn gather(&mut self, what: Confirmed, now_ms: u64) {
+        if let Confirmed::Grant { reply, .. } = &what {
+            let lowest = self.doubts.lowest_token.map_or(reply.token, |lowest| lowest.min(reply.token));
+            self.doubts.lowest_token = Some(lowest);
+        }
         self.gathering.push(Waiting { since_ms: now_ms, what });
     }
 
     pub(crate) fn is_idle(&self) -> bool {
         self.gathering.is_empty() && self.issued.is_empty() && self.confirmed.is_empty()
+    }
+
+    /// Somebody's tenure has ended.
+    pub(crate) fn doubt(&mut self, token: Revision) {
+        if self.doubts.lowest_token.is_some_and(|lowest| token >= lowest) {
+            self.doubts.ended.insert(token);
+            self.doubts.are_all |= self.doubts.ended.len() > MOST_DOUBTS;
+        }
+    }
+
+    /// Leases have ended, or the state is another.
+    pub(crate) fn doubt_all(&mut self) {
+        self.doubts.are_all = true;
+    }
+
+    fn is_doubtful(&self, token: Revision) -> bool {
+        self.doubts.are_all || self.doubts.ended.contains(&token)
+    }
+
+    fn forget_doubts(&mut self) {
+        if self.doubts.are_all {
+            self.doubts.ended.clear();
+        }
+        if self.is_idle() {
+            self.doubts = Doubts::default();
+        }
     }
 
     /// Starts a confirmation for all that has gathered; gives its context, never used twice.
