@@ -326,6 +326,7 @@ impl LockRequest {
             slots,
             holder_id: holder.to_owned(),
             owner: self.owner.clone(),
+            value: None,
         }
     }
 }

@@ -171,6 +171,10 @@ impl LockService for Fake {
         Ok(Response::new(LeaseRevokeResponse::default()))
     }
 
+    async fn sign(&self, _: Request<SignRequest>) -> Answer<SignResponse> {
+        Err(Status::unimplemented("fake"))
+    }
+
     type LeaseKeepAliveStream = Replies<LeaseKeepAliveResponse>;
 
     async fn lease_keep_alive(

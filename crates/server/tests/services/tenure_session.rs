@@ -6,8 +6,8 @@ use tenure_api::tenure::v1::recent_holder::End;
 use tenure_api::tenure::v1::session_request::Request as Asked;
 use tenure_api::tenure::v1::session_response::Response as Told;
 use tenure_api::tenure::v1::{
-    ForceReleaseRequest, LeaseRevokeRequest, ListSessionsRequest, Mode, SessionCancel, SessionClose, SessionLock,
-    SessionOpen, SessionOpened, SessionRenew, SessionRequest, SessionResponse, SessionUnlock,
+    ForceReleaseRequest, LeaderRequest, LeaseRevokeRequest, ListSessionsRequest, Mode, SessionCancel, SessionClose,
+    SessionLock, SessionOpen, SessionOpened, SessionRenew, SessionRequest, SessionResponse, SessionUnlock,
 };
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -177,6 +177,46 @@ async fn a_wait_ends_in_time_or_when_nobody_wants_it_any_more() {
     let last = bob.ask(lock("jobs")).await;
     ada.ask(unlock("jobs", token)).await;
     bob.granted(last).await;
+}
+
+#[tokio::test]
+async fn a_candidate_stands_on_a_session_and_keeps_its_place_when_its_stream_breaks() {
+    let server = Server::start().await;
+    let stand = |value: &'static str| {
+        Asked::Lock(SessionLock { name: "boss".to_owned(), value: Some(value.into()), ..SessionLock::default() })
+    };
+    let leader = async || {
+        let request = LeaderRequest { name: "boss".to_owned() };
+        let found = client(&server).leader(request).await.unwrap().into_inner();
+        (found.leader.unwrap().fencing_token, text(&found.value).to_owned())
+    };
+    let (mut ada, mut bob) = (open(&server, "ada").await, open(&server, "bob").await);
+    let won = ada.ask(stand("one")).await;
+    let token = ada.granted(won).await;
+    assert_eq!(leader().await, (token, "one".to_owned()));
+    let waiting = bob.ask(stand("two")).await;
+    assert!(matches!(bob.hear(waiting).await, Told::Queued(_)));
+    let mut cleo = open(&server, "cleo").await;
+    let behind = cleo.ask(lock("boss")).await;
+    assert!(matches!(cleo.hear(behind).await, Told::Queued(_)));
+    let lease = bob.opened.session_id;
+    drop(bob);
+    let mut bob = resume(&server, lease).await.unwrap();
+    let released = ada.ask(unlock("boss", token)).await;
+    ada.hear(released).await;
+    let again = bob.ask(stand("zwei")).await;
+    let token = bob.granted(again).await;
+    assert_eq!(leader().await, (token, "zwei".to_owned()), "asked again: the same place, the new value");
+    for wrong in [
+        SessionLock { mode: Mode::Shared.into(), ..SessionLock::default() },
+        SessionLock { more_names: vec!["more".to_owned()], ..SessionLock::default() },
+    ] {
+        let wrong = SessionLock { name: "other".to_owned(), value: Some("x".into()), ..wrong };
+        let number = bob.ask(Asked::Lock(wrong)).await;
+        let (code, text) = bob.refused(number).await;
+        assert_eq!(code, i32::from(Code::InvalidArgument));
+        assert!(text.contains("only an exclusive lock of one name has a value"), "{text}");
+    }
 }
 
 #[tokio::test]

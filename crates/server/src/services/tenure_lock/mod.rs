@@ -10,7 +10,7 @@ pub(super) mod describe;
 mod election;
 pub(crate) mod request;
 mod session;
-mod sign;
+pub(super) mod sign;
 mod watch;
 
 use std::sync::Arc;
@@ -23,8 +23,8 @@ use tenure_api::tenure::v1::{
     ForceReleaseRequest, ForceReleaseResponse, Header, LeaderRequest, LeaderResponse, LeaseGrantRequest,
     LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseRevokeRequest, LeaseRevokeResponse,
     ListRequest, ListResponse, ListSessionsRequest, ListSessionsResponse, LockRequest, LockResponse, ObserveRequest,
-    ProclaimRequest, ProclaimResponse, ResignRequest, ResignResponse, SessionRequest, SessionResponse, UnlockRequest,
-    UnlockResponse, WatchRequest, WatchResponse,
+    ProclaimRequest, ProclaimResponse, ResignRequest, ResignResponse, SessionRequest, SessionResponse, SignRequest,
+    SignResponse, UnlockRequest, UnlockResponse, WatchRequest, WatchResponse,
 };
 use tenure_machine::lock::entry_key;
 use tenure_machine::{BusyReply, Command, LeaseGrant, LeaseId, Lock, LockReply, Mode, Refusal, Reply, Revision, View};
@@ -75,6 +75,11 @@ impl LockService for TenureLockService {
             }
             other => Err(unexpected(&other)),
         }
+    }
+
+    async fn sign(&self, request: Request<SignRequest>) -> Result<Response<SignResponse>, Status> {
+        authorize("Sign", request.metadata())?;
+        sign::sign_again(&self.0, request.into_inner()).await.map(Response::new)
     }
 
     async fn campaign(&self, request: Request<CampaignRequest>) -> Result<Response<LockResponse>, Status> {
