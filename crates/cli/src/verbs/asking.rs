@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
-use tenure_client::{Client, LockGuard, LockRequest};
+use tenure_client::{Client, LockRequest};
 
 use crate::progress::Progress;
 use tenure_server::units::{format_duration, parse_duration};
@@ -99,8 +99,8 @@ impl Asking {
 }
 
 /// Says so if a new leader's election may cost the lock.
-pub fn warn_of_short_ttl(guard: &LockGuard, ttl: Duration) {
-    if !guard.is_failover_safe() {
+pub fn warn_of_short_ttl(is_failover_safe: bool, ttl: Duration) {
+    if !is_failover_safe {
         let ttl = format_duration(ttl);
         eprintln!("a TTL of {ttl} is not failover-safe: the lock may be lost while a new leader is elected");
     }

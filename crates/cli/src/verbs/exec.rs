@@ -134,7 +134,7 @@ impl Exec {
             }
             Err(error) => return Err(error.into()),
         };
-        warn_of_short_ttl(&guard, self.asking.ttl);
+        warn_of_short_ttl(guard.is_failover_safe(), self.asking.ttl);
         let ended = self.supervise(&guard, grace, signals).await;
         let farewell = farewell(ended.as_ref().ok().copied());
         let released = tokio::time::timeout(farewell, guard.release()).await;

@@ -52,7 +52,7 @@ impl Lock {
             }
             Err(error) => return Err(error.into()),
         };
-        warn_of_short_ttl(&guard, self.asking.ttl);
+        warn_of_short_ttl(guard.is_failover_safe(), self.asking.ttl);
         let mut json = json!({
             "lock": guard.name(),
             "names": guard.names(),
@@ -61,8 +61,9 @@ impl Lock {
             "lease": format!("{:x}", guard.lease()),
             "holder": guard.holder(),
         });
-        if !guard.signature().is_empty() {
-            json["signature"] = guard.signature().into();
+        let signature = guard.signature();
+        if !signature.is_empty() {
+            json["signature"] = signature.into();
         }
         Record { sentence: guard.token().to_string(), json }.print(format)?;
         tokio::select! {
