@@ -2,6 +2,8 @@
 
 mod support;
 
+use rustix::process::Signal;
+use support::cluster::Cluster;
 use support::place::{Connected, soon};
 use support::proxy::Proxy;
 use tenure_client::{Client, Durations, Error, LockError, LossCause};
@@ -102,6 +104,31 @@ async fn a_leader_a_candidate_and_an_observer_outlive_a_restart_of_the_server() 
     assert!(second.token() > token);
     assert_eq!(soon(observer.next()).await.unwrap().value, "second", "nothing is told twice");
     second.resign().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_candidate_and_an_observer_at_a_member_that_hangs_go_on_elsewhere() {
+    let cluster = Cluster::start(3);
+    let follower = (cluster.leader().await + 1) % 3;
+    let elsewhere = Client::connect(&cluster.servers[(follower + 1) % 3].address).await.unwrap();
+    let first = elsewhere.campaign("e", "first").lead().await.unwrap();
+    let client = Client::connect(&cluster.servers[follower].address).await.unwrap();
+    let mut observer = client.observe("e");
+    assert_eq!(soon(observer.next()).await.unwrap().value, "first");
+    let waiting = tokio::spawn(client.campaign("e", "second").lead());
+    let entered = async {
+        while elsewhere.describe_lock("e").await.unwrap().waiters.is_empty() {
+            tokio::time::sleep(5.milliseconds()).await;
+        }
+    };
+    soon(entered).await;
+    cluster.servers[follower].signal(Signal::STOP);
+    first.resign().await.unwrap();
+    let second = soon(waiting).await.unwrap().expect("it stands where it stood");
+    let told = soon(observer.next()).await.unwrap();
+    assert_eq!((&told.value[..], told.token), (&b"second"[..], second.token()));
+    second.resign().await.unwrap();
+    cluster.servers[follower].signal(Signal::CONT);
 }
 
 #[tokio::test]

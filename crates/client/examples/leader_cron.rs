@@ -20,7 +20,7 @@ async fn main() -> Result<(), LockError> {
     let client = Client::connect(&endpoints).await?;
     loop {
         println!("{name} waits to be elected");
-        let leadership = client.campaign("cron/leader", name.clone()).ttl(10.seconds()).lead().await?;
+        let leadership = client.campaign("cron/leader", name.clone()).holder(&name).ttl(10.seconds()).lead().await?;
         println!("{name} leads, with token {}", leadership.token());
         tokio::select! {
             // Ends only if the leadership may be lost: then somebody else may begin, and we stand again.

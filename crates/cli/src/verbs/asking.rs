@@ -1,4 +1,4 @@
-//! What `exec` and `lock` have in common: how a lock is asked for.
+//! What `exec`, `lock` and `elect` have in common: how a lock is asked for.
 
 use std::io::IsTerminal;
 use std::time::{Duration, SystemTime};
@@ -77,24 +77,24 @@ impl Asking {
         }
         request
     }
+}
 
-    /// Shows on a terminal who is in the way, for as long as it is polled. Where nobody looks,
-    /// waiting costs the server nothing.
-    pub async fn show_waiting(&self, client: &Client) {
-        if !std::io::stderr().is_terminal() {
-            return std::future::pending().await;
+/// Shows on a terminal who is in the way, for as long as it is polled. Where nobody looks, waiting costs the server
+/// nothing.
+pub async fn show_waiting(client: &Client, name: &str) {
+    if !std::io::stderr().is_terminal() {
+        return std::future::pending().await;
+    }
+    tokio::time::sleep(TELL_AFTER).await;
+    let progress = Progress::new();
+    loop {
+        if let Ok(lock) = client.describe_lock(name).await
+            && let Some(holder) = lock.holders.first()
+        {
+            let held = age(holder.granted, lock.now).map_or_else(String::new, |age| format!(" for {age}"));
+            progress.show(&format!("waiting for {name}: {} has held it{held}", holder.id));
         }
-        tokio::time::sleep(TELL_AFTER).await;
-        let progress = Progress::new();
-        loop {
-            if let Ok(lock) = client.describe_lock(&self.name).await
-                && let Some(holder) = lock.holders.first()
-            {
-                let held = age(holder.granted, lock.now).map_or_else(String::new, |age| format!(" for {age}"));
-                progress.show(&format!("waiting for {}: {} has held it{held}", self.name, holder.id));
-            }
-            tokio::time::sleep(LOOK_AGAIN).await;
-        }
+        tokio::time::sleep(LOOK_AGAIN).await;
     }
 }
 

@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::json;
 use tenure_client::{CampaignRequest, Client, Leader, LockError, Lost};
 
-use super::asking::{parse_name, parse_ttl, warn_of_short_ttl};
+use super::asking::{parse_name, parse_ttl, show_waiting, warn_of_short_ttl};
 use super::holding::{BUSY, FAREWELL, LOST, LetGo};
 use crate::bytes_text::{printable, to_json};
 use crate::output::{Format, Record};
@@ -78,6 +78,7 @@ impl Elect {
         let elected = tokio::select! {
             elected = self.campaign(client, &value).lead() => elected,
             code = let_go.signalled() => return Ok(ExitCode::from(code)),
+            () = show_waiting(client, &self.name) => unreachable!("it tells until it is dropped"),
         };
         let leadership = match elected {
             Ok(leadership) => leadership,
