@@ -68,6 +68,8 @@ async fn readers_slots_and_several_names() {
         assert!(matches!(client.lock(name).try_once().acquire().await, Err(LockError::Busy { .. })), "{name}");
     }
     both.release().await.unwrap();
+    let twice = client.lock("m/1").also("m/1").acquire().await.unwrap_err();
+    assert!(twice.to_string().contains("m/1 is named twice"), "{twice}");
     client.lock("m/2").try_once().acquire().await.unwrap().release().await.unwrap();
 }
 

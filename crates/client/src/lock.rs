@@ -241,6 +241,10 @@ impl LockRequest {
         if self.names.iter().any(String::is_empty) {
             return unusable("a lock has a name");
         }
+        if let Some((_, name)) = self.names.iter().enumerate().find(|(index, name)| self.names[..*index].contains(name))
+        {
+            return unusable(&format!("{name} is named twice"));
+        }
         match self.mode {
             Mode::Semaphore { slots: 0 } => unusable("a semaphore has one slot at least"),
             Mode::Barrier { parties: 0 } => unusable("a barrier has one party at least"),
