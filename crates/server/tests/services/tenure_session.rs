@@ -7,7 +7,8 @@ use tenure_api::tenure::v1::session_request::Request as Asked;
 use tenure_api::tenure::v1::session_response::Response as Told;
 use tenure_api::tenure::v1::{
     ForceReleaseRequest, LeaderRequest, LeaseRevokeRequest, ListSessionsRequest, Mode, SessionCancel, SessionClose,
-    SessionLock, SessionOpen, SessionOpened, SessionRenew, SessionRequest, SessionResponse, SessionUnlock,
+    SessionLock, SessionOpen, SessionOpened, SessionRenew, SessionRequest, SessionResponse, SessionUnlock, WatchCancel,
+    WatchCreate, WatchRequest,
 };
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -272,6 +273,45 @@ async fn connected_sessions_are_listed_with_their_address() {
     assert_eq!((found.client_id.as_str(), found.lease.as_ref().unwrap().id), ("ada", session.opened.session_id));
     assert!(found.address.starts_with("127.0.0.1:"), "{found:?}");
     assert!(found.connected_since_unix_ms > 0);
+}
+
+#[tokio::test]
+async fn the_watches_of_a_session_s_connection_are_counted() {
+    use tenure_api::etcdserverpb as etcd;
+    use tenure_api::tenure::v1::watch_request::Request as WatchAsked;
+    let server = Server::start().await;
+    let _session = open(&server, "ada").await;
+    let watches = async || {
+        let listed = client(&server).list_sessions(ListSessionsRequest::default()).await.unwrap();
+        listed.into_inner().sessions[0].watches
+    };
+    let until = async |count: u64| {
+        let looking = async {
+            while watches().await != count {
+                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            }
+        };
+        timeout(PATIENCE, looking).await.expect("in time");
+    };
+    assert_eq!(watches().await, 0);
+    let (requests, receiver) = mpsc::channel(4);
+    let ask = |request| requests.send(WatchRequest { request: Some(request) });
+    for watch_id in [1, 2] {
+        ask(WatchAsked::Create(WatchCreate { key: "a".to_owned(), watch_id, ..WatchCreate::default() })).await.unwrap();
+    }
+    let stream = client(&server).watch(ReceiverStream::new(receiver)).await.unwrap();
+    until(2).await;
+    let create = etcd::WatchCreateRequest { key: "k".into(), ..Default::default() };
+    let create = etcd::watch_request::RequestUnion::CreateRequest(create);
+    let create = etcd::WatchRequest { request_union: Some(create) };
+    let (of_etcd, receiver) = mpsc::channel(1);
+    of_etcd.send(create).await.unwrap();
+    let etcds = server.watch().watch(ReceiverStream::new(receiver)).await.unwrap();
+    until(3).await;
+    ask(WatchAsked::Cancel(WatchCancel { watch_id: 1 })).await.unwrap();
+    until(2).await;
+    drop((stream, etcds, requests, of_etcd));
+    until(0).await;
 }
 
 #[tokio::test]

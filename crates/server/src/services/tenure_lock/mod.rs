@@ -167,9 +167,10 @@ impl LockService for TenureLockService {
 
     async fn watch(&self, request: Request<Streaming<WatchRequest>>) -> Result<Response<Self::WatchStream>, Status> {
         authorize("Watch", request.metadata())?;
+        let address = request.extensions().get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
         let shared = self.0.clone();
         let requests = request.into_inner();
-        Ok(Response::new(produced(|emitter| watch::serve(shared, requests, emitter))))
+        Ok(Response::new(produced(|emitter| watch::serve(shared, requests, address, emitter))))
     }
 
     async fn describe(&self, request: Request<DescribeRequest>) -> Result<Response<DescribeResponse>, Status> {
@@ -217,6 +218,7 @@ impl LockService for TenureLockService {
         for (session, time) in sessions.iter_mut().zip(&times) {
             describe::fill_lease_time(session.lease.as_mut(), time.as_ref());
             self.0.process_wide.sessions.describe(session);
+            session.watches = self.0.process_wide.watching.count(&session.address);
         }
         Ok(Response::new(ListSessionsResponse {
             header,
