@@ -16,7 +16,7 @@ use crate::lifecycle::{CancelAt, Cause};
 use crate::session::{DEFAULT_TTL, Entry, Session};
 use crate::session_stream::{Granted, Refused};
 use crate::shared_sessions::{SessionKind, SharedSessions};
-use crate::{Client, Error, Mode, clock};
+use crate::{Client, Error, Mode, Waiter, clock};
 
 /// How much longer than the wait that was asked for an answer may take.
 const SLACK: Duration = Duration::from_secs(5);
@@ -310,10 +310,13 @@ impl LockRequest {
             // Time is up; who is in the way has to be asked for.
             Code::DeadlineExceeded => {
                 let described = self.client.describe_lock(self.names[0].clone()).await.ok();
-                let waiting = described.as_ref().map_or(0, |described| described.waiters.len() as u64);
+                // What was given up just now may still be there, on its way out.
+                let is_other = |waiter: &&Waiter| waiter.entry.lease.id != session.lease();
+                let waiting =
+                    described.as_ref().map_or(0, |described| described.waiters.iter().filter(is_other).count());
                 let holder = described.and_then(|described| described.holders.into_iter().next());
                 let (id, since) = holder.map_or_else(Default::default, |holder| (holder.id, holder.granted));
-                self.busy(id, since, waiting, started)
+                self.busy(id, since, waiting as u64, started)
             }
             Code::FailedPrecondition if status.message().starts_with("deadlock:") => {
                 let cycle = status.message().trim_start_matches("deadlock:").trim().to_owned();
