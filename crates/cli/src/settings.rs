@@ -27,6 +27,7 @@ use tenure_server::units::parse_duration;
 
 pub const DEFAULT_ENDPOINT: &str = "127.0.0.1:2379";
 const HEADING: &str = "Options of every verb";
+const CLIENT_KEYS: [&str; 4] = ["endpoints", "output", "timeout", "discovery"];
 
 /// Flags that stand before or after any verb.
 #[derive(Debug, Clone, Default, Args)]
@@ -43,7 +44,7 @@ pub struct Global {
     /// How long a call may take, as in 500ms or 10s [default: 5s]
     #[arg(long, global = true, env = "TENURE_TIMEOUT", value_parser = parse_duration, value_name = "TIME", help_heading = HEADING)]
     pub timeout: Option<Duration>,
-    /// TOML file with settings that neither flags nor the environment give
+    /// TOML file with settings that neither flags nor the environment give; the client's are in its table [client]
     #[arg(long, global = true, env = "TENURE_CONFIG", value_name = "FILE", help_heading = HEADING)]
     pub config: Option<PathBuf>,
 }
@@ -117,6 +118,10 @@ impl SettingsFile {
             Some(table) => table.try_into().map_err(|error| anyhow!("in [client]: {error}"))?,
             None => ClientTable::default(),
         };
+        // Nobody would read them at the top level, and who wrote them there would wonder.
+        if let Some(misplaced) = CLIENT_KEYS.iter().find(|key| member.contains_key(**key)) {
+            anyhow::bail!("{misplaced} is a setting of the client: put it beneath [client]");
+        }
         let datastore = match member.remove("datastore") {
             Some(table) => table.try_into().map_err(|error| anyhow!("in [datastore]: {error}"))?,
             None => toml::Table::default(),
@@ -152,5 +157,7 @@ mod tests {
     fn misspelled_settings_are_refused() {
         let error = SettingsFile::parse("[client]\nendpoint = \"a:1\"").unwrap_err();
         assert!(format!("{error:#}").contains("endpoint"), "{error:#}");
+        let error = SettingsFile::parse("endpoints = [\"a:1\"]").unwrap_err();
+        assert!(format!("{error:#}").contains("beneath [client]"), "{error:#}");
     }
 }

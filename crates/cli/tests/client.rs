@@ -100,25 +100,6 @@ async fn locks_are_granted_in_turn_and_given_back() {
 }
 
 #[tokio::test]
-async fn elections_have_one_leader_who_can_be_observed() {
-    let connected = Connected::start().await;
-    let client = connected.client.clone();
-    assert!(matches!(client.leader("e").await, Err(Error::NobodyElected)));
-    let lease = client.grant_lease(Duration::from_secs(60), 0).await.unwrap().id;
-    let candidacy = client.campaign("e", lease, "first").await.unwrap();
-    assert_eq!(client.leader("e").await.unwrap().value, "first");
-    let mut observer = client.observe("e");
-    assert_eq!(observer.next().await.unwrap().value, "first");
-    client.proclaim(&candidacy, "second").await.unwrap();
-    assert_eq!(observer.next().await.unwrap().value, "second");
-    let token = candidacy.token();
-    client.resign(&candidacy).await.unwrap();
-    let candidacy = client.campaign("e", lease, "third").await.unwrap();
-    assert!(candidacy.token() > token);
-    assert_eq!(observer.next().await.unwrap().value, "third");
-}
-
-#[tokio::test]
 async fn leases_are_renewed_over_a_restart() {
     let mut connected = Connected::start().await;
     let lease = connected.client.grant_lease(Duration::from_millis(59_500), 0).await.unwrap();

@@ -205,7 +205,7 @@ fn an_operator_who_takes_the_lock_ends_the_command() {
     let mut running =
         place.running(&["exec", "--ttl", "3s", "a", "--", "sh", "-c", "echo $TENURE_TOKEN; exec sleep 1000"]);
     let token = running.line();
-    assert!(place.tenure(&["unlock", "a", "--token", "1"]).failed(1).contains("not the holder"));
+    assert!(place.tenure(&["unlock", "a", "--token", "1"]).failed(1).contains("a is not held with token 1"));
     let said = place.tenure(&["unlock", "a", "--token", &token, "--force"]).ok();
     assert!(said.starts_with("took a from "), "{said}");
     assert_eq!(running.code(), Some(122));

@@ -2,9 +2,14 @@
 
 mod support;
 
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use serde_json::json;
 use support::Server;
 use support::place::{Connected, soon};
 use support::proxy::Proxy;
+use support::store::Store;
 use tenure_client::{Client, Durations, End, LockError, LossCause, Mode};
 
 #[tokio::test]
@@ -63,6 +68,8 @@ async fn readers_slots_and_several_names() {
         assert!(matches!(client.lock(name).try_once().acquire().await, Err(LockError::Busy { .. })), "{name}");
     }
     both.release().await.unwrap();
+    let twice = client.lock("m/1").also("m/1").acquire().await.unwrap_err();
+    assert!(twice.to_string().contains("m/1 is named twice"), "{twice}");
     client.lock("m/2").try_once().acquire().await.unwrap().release().await.unwrap();
 }
 
@@ -190,20 +197,56 @@ async fn an_operators_release_is_noticed() {
     assert!(connected.client.unlock("a", 1).await.is_err(), "only the holder's token unlocks");
 }
 
-#[tokio::test]
-async fn grants_are_signed_where_a_key_is_configured() {
-    use std::os::unix::fs::PermissionsExt;
-    let directory = tempfile::tempdir().unwrap();
-    let key = directory.path().join("signing.key");
+fn signing_key(directory: &Path) -> String {
+    let key = directory.join("signing.key");
     std::fs::write(&key, "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n").unwrap();
     std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).unwrap();
-    let flags = ["--signing-key", key.to_str().unwrap()];
-    let server = Server::start_with(&directory.path().join("data"), &flags);
+    key.to_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn a_holder_shows_signatures_that_are_good_for_as_long_as_it_holds() {
+    let directory = tempfile::tempdir().unwrap();
+    let key = signing_key(directory.path());
+    let server = Server::start_with(&directory.path().join("data"), &["--signing-key", &key]);
     let client = Client::connect(&server.address).await.unwrap();
-    let guard = client.lock("a").holder("me").acquire().await.unwrap();
-    assert!(!guard.signature().is_empty());
-    assert_eq!(guard.holder(), "me");
-    guard.release().await.unwrap();
+    let cluster = format!("{:016x}", client.describe_lock("a").await.unwrap().header.cluster);
+    let store = Store::start(&directory.path().join("store"), &["--signing-key", &key, "--cluster", &cluster]);
+    let write = |name: &str, token: i64, signature: &str| {
+        let token = json!({"key": name, "value": token, "signature": signature});
+        let body = json!({"clientID": "me", "fencingToken": token, "data": "x"});
+        store.request("POST", "/write", body.to_string().as_bytes()).0
+    };
+    let guard = client.lock("a").also("b").holder("me").ttl(3.seconds()).acquire().await.unwrap();
+    let (token, first) = (guard.token(), guard.signature());
+    assert_eq!(write("a", token, &first), 200);
+    assert_eq!(guard.signed_token().await.unwrap(), first, "nobody is asked while it is fresh");
+    assert_eq!(write("b", token, &guard.signed_token_for("b").await.unwrap()), 200);
+    assert!(matches!(guard.signed_token_for("c").await, Err(LockError::Unusable { .. })));
+    // Longer than the signature of the grant is good for.
+    let expired = async {
+        while write("a", token, &first) != 403 {
+            tokio::time::sleep(50.milliseconds()).await;
+        }
+    };
+    soon(expired).await;
+    let fresh = guard.signed_token().await.unwrap();
+    assert_eq!((guard.signature(), guard.token()), (fresh.clone(), token), "the same tenure, signed again");
+    assert_eq!(write("a", token, &fresh), 200);
+    client.force_release("a", token).await.unwrap();
+    soon(guard.lost()).await;
+    assert!(matches!(guard.signed_token().await, Err(LockError::Lost(_))), "a holder of the past gets none");
+}
+
+#[tokio::test]
+async fn without_a_key_nothing_is_signed() {
+    let connected = Connected::start().await;
+    let guard = connected.client.lock("a").acquire().await.unwrap();
+    assert_eq!(guard.signature(), "");
+    let refused = guard.signed_token().await.unwrap_err();
+    assert!(matches!(refused, LockError::Unsigned { .. }), "{refused}");
+    assert!(refused.to_string().contains("--signing-key"), "{refused}");
+    guard.check().unwrap();
 }
 
 #[tokio::test]

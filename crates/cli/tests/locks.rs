@@ -27,6 +27,11 @@ fn a_lock_is_held_until_the_input_ends() {
     assert!(wide.contains("exclusive") && wide.contains("release 5"), "{wide}");
     assert_eq!(place.tenure(&["locks", "other/", "-o", "jsonl"]).ok(), "");
 
+    let why = place.json(&["why", "deploy/prod"]);
+    let holder = &why["holders"][0];
+    assert_eq!(holder["create_revision"].to_string(), token);
+    assert_eq!((&holder["mod_revision"], &holder["version"]), (&holder["create_revision"], &1.into()));
+    assert!(holder["lease"]["expiry_unix_ms"].as_i64() > holder["granted_unix_ms"].as_i64(), "{why}");
     let why = place.tenure(&["why", "deploy/prod"]).ok();
     assert!(why.starts_with("deploy/prod is held by ci-7 for "), "{why}");
     assert!(why.contains(&format!("token {token}")) && why.contains(": release 5"), "{why}");
@@ -65,7 +70,10 @@ fn unlocking_needs_the_token_of_the_holder() {
     let place = Place::start();
     let mut holding = place.running(&["lock", "a"]);
     let token = holding.line();
-    assert!(place.tenure(&["unlock", "a", "--token", "1"]).failed(1).contains("not the holder"));
+    for force in [&[][..], &["--force"]] {
+        let said = place.tenure(&[&["unlock", "a", "--token", "1"], force].concat()).failed(1);
+        assert!(said.contains("a is not held with token 1") && said.contains("tenure why a"), "{said}");
+    }
     assert_eq!(place.tenure(&["unlock", "a", "--token", &token]).ok(), "released a\n");
     assert!(place.tenure(&["unlock", "a", "--token", &token]).failed(1).contains("a is free already"));
     assert_eq!(holding.let_go(), Some(122), "the holder is told that it had lost the lock");
@@ -104,7 +112,13 @@ fn an_election_is_won_held_observed_and_handed_over() {
     let elected: serde_json::Value = serde_json::from_str(&second.line()).unwrap();
     assert_eq!((&elected["election"], &elected["value"]), (&"scheduler".into(), &"node-2".into()));
     assert_eq!(observer.line(), "node-2");
-    assert_eq!(second.let_go(), Some(0));
+    let said = place.tenure(&["elect", "-n", "scheduler", "node-3"]).failed(75);
+    assert!(said.contains("scheduler is busy"), "{said}");
+    place.tenure(&["elect", "-w", "20ms", "scheduler", "node-3"]).failed(75);
+    let token = elected["token"].to_string();
+    place.tenure(&["unlock", "scheduler", "--token", &token, "--force"]).ok();
+    assert_eq!(second.code(), Some(122), "the leader notices without being asked");
+    assert!(second.stderr().contains("the leadership of scheduler is lost"));
 }
 
 #[tokio::test]

@@ -6,7 +6,8 @@
 //! $ cargo run -p tenure-client --example leader_cron -- node-1
 //! ```
 //!
-//! End the one that leads with Ctrl-C: the other one goes on at once. Kill it: within its TTL.
+//! End the one that leads with Ctrl-C: the other one goes on at once. Kill it: within its TTL. Who leads shows
+//! `tenure elect --observe cron/leader`.
 
 use std::time::Duration;
 
@@ -19,14 +20,14 @@ async fn main() -> Result<(), LockError> {
     let client = Client::connect(&endpoints).await?;
     loop {
         println!("{name} waits to be elected");
-        let leadership = client.lock("cron/leader").holder(&name).ttl(10.seconds()).acquire().await?;
+        let leadership = client.campaign("cron/leader", name.clone()).holder(&name).ttl(10.seconds()).lead().await?;
         println!("{name} leads, with token {}", leadership.token());
         tokio::select! {
             // Ends only if the leadership may be lost: then somebody else may begin, and we stand again.
             Err(Lost { cause, .. }) = leadership.run(async |held| run_every(2.seconds(), held.token()).await) => {
                 println!("{name} does not lead any more: {cause}");
             }
-            _ = tokio::signal::ctrl_c() => return leadership.release().await,
+            _ = tokio::signal::ctrl_c() => return leadership.resign().await,
         }
     }
 }

@@ -33,6 +33,9 @@ pub enum Error {
     LeaseExists,
     #[error("nobody is elected")]
     NobodyElected,
+    /// Only the holder's token unlocks, proclaims and is signed.
+    #[error("it is not held with that token: nothing has changed; `tenure why` tells who holds it")]
+    NotTheHolder,
     #[error(
         "the store is full: compact and delete, or raise its quota; until then only deletes, revokes and unlocks work"
     )]
@@ -116,6 +119,9 @@ pub(crate) fn read_status(
         (Code::NotFound, "requested lease not found") => Final(Error::LeaseNotFound),
         (Code::FailedPrecondition, "lease already exists") => Final(Error::LeaseExists),
         (_, "election: no leader") => Final(Error::NobodyElected),
+        (Code::FailedPrecondition, "not the holder" | "not held" | "election: not leader") => {
+            Final(Error::NotTheHolder)
+        }
         (Code::ResourceExhausted, text) if text.contains("space exceeded") => Final(Error::NoSpace),
         (Code::ResourceExhausted, text) if text.contains("too many requests") => {
             Final(Error::Overloaded { message: bare.to_owned() })
@@ -173,6 +179,7 @@ mod tests {
         let timeout = meaning(Code::Unavailable, "etcdserver: request timed out");
         assert!(timeout.outcome_is_unknown());
         assert!(timeout.to_string().contains("unknown: look before repeating it"));
+        assert!(matches!(meaning(Code::FailedPrecondition, "not the holder"), Error::NotTheHolder));
         let other = meaning(Code::InvalidArgument, "etcdserver: key is not provided");
         assert_eq!(other.to_string(), "key is not provided");
     }

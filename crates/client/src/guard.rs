@@ -11,6 +11,7 @@ use std::ops::Deref;
 use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::task::Poll;
+use std::time::Duration;
 
 use tenure_api::tenure::v1 as proto;
 use tokio::sync::{OwnedMutexGuard, watch};
@@ -20,7 +21,8 @@ use crate::lifecycle::Cause;
 use crate::session::Session;
 use crate::session_stream::Granted;
 use crate::shared_sessions::SharedSessions;
-use crate::{Deadline, Error, LeaseId, LockError};
+use crate::signed::Signatures;
+use crate::{Client, Deadline, Error, LeaseId, LockError};
 
 /// A lock is not held any more.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -45,18 +47,23 @@ struct Grant {
     token: i64,
     slot: u32,
     holder: String,
-    signature: String,
+    signatures: Signatures,
     lease: Arc<HeldLease>,
+    ttl: Duration,
+    client: Client,
     /// Set when this lock ends and its lease does not.
     ended: Arc<watch::Sender<Option<Cause>>>,
 }
 
 impl Held {
-    pub(crate) fn new(asked: &proto::SessionLock, granted: Granted, lease: Arc<HeldLease>) -> Held {
+    /// Asked for at `asked_ms`, of the clock that counts suspend.
+    pub(crate) fn new(asked: &proto::SessionLock, asked_ms: u64, granted: Granted, session: &Session) -> Held {
         let Granted { token, slot, signature, ended } = granted;
+        let (lease, ttl, client) = (session.held_lease().clone(), session.ttl(), session.client().clone());
         let names = [std::slice::from_ref(&asked.name), &asked.more_names].concat();
         let (key, holder) = (format!("{}/{:x}", asked.name, lease.id), asked.holder_id.clone());
-        Held { grant: Arc::new(Grant { names, key, token, slot, holder, signature, lease, ended }) }
+        let signatures = Signatures::of_grant(&asked.name, signature, asked_ms);
+        Held { grant: Arc::new(Grant { names, key, token, slot, holder, signatures, lease, ttl, client, ended }) }
     }
 
     /// The name of the lock; of several taken together, the first.
@@ -131,10 +138,31 @@ impl Held {
         &self.grant.holder
     }
 
-    /// The grant as the cluster has signed it, for storages that verify tokens; empty if it signs
-    /// none. Good for one TTL from the grant on.
-    pub fn signature(&self) -> &str {
-        &self.grant.signature
+    /// The last signature that the cluster gave for the grant, without asking; empty if it signs none. Good for one
+    /// TTL after it was made: whoever holds for longer asks for [`Held::signed_token`].
+    pub fn signature(&self) -> String {
+        self.grant.signatures.newest(self.name())
+    }
+
+    pub(crate) fn signatures(&self) -> &Signatures {
+        &self.grant.signatures
+    }
+
+    pub(crate) fn ttl_ms(&self) -> u64 {
+        self.grant.ttl.as_millis() as u64
+    }
+
+    pub(crate) fn client(&self) -> &Client {
+        &self.grant.client
+    }
+
+    /// What the server says of a holder that it does not know as such.
+    pub(crate) fn judge_refusal(&self, error: Error) -> LockError {
+        match error {
+            Error::LeaseNotFound => self.because(Cause::LeaseEnded).into(),
+            Error::NotTheHolder => self.because(self.check().err().map_or(Cause::Taken, |lost| lost.cause)).into(),
+            error => error.into(),
+        }
     }
 
     /// Waits until the lock must be taken for gone.
@@ -202,12 +230,10 @@ impl Place {
         match released {
             Ok(true) => Ok(()),
             // "Not the holder": somebody else has it by now.
-            Ok(false) | Err(Error::LeaseNotFound | Error::Refused { code: tonic::Code::FailedPrecondition, .. }) => {
-                Err(match before {
-                    Err(lost) => lost.into(),
-                    Ok(()) => self.held.because(self.held.grant.lease.state().lost.unwrap_or(Cause::Taken)).into(),
-                })
-            }
+            Ok(false) | Err(Error::LeaseNotFound | Error::NotTheHolder) => Err(match before {
+                Err(lost) => lost.into(),
+                Ok(()) => self.held.because(self.held.grant.lease.state().lost.unwrap_or(Cause::Taken)).into(),
+            }),
             Err(error) => Err(error.into()),
         }
     }

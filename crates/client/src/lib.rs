@@ -64,6 +64,7 @@ mod places;
 mod session;
 mod session_stream;
 mod shared_sessions;
+mod signed;
 mod txn;
 mod watch;
 
@@ -79,7 +80,7 @@ pub use describe::{
 };
 pub use diagnose::Cause;
 pub use durations::Durations;
-pub use election::{Candidacy, Observer};
+pub use election::{CampaignRequest, Leader, Leadership, Observer};
 pub use error::{Attempt, Error};
 pub use etcd_lock::HeldKey;
 pub use guard::{Held, LockGuard, Lost};

@@ -16,7 +16,7 @@ use crate::lifecycle::{CancelAt, Cause};
 use crate::session::{DEFAULT_TTL, Entry, Session};
 use crate::session_stream::{Granted, Refused};
 use crate::shared_sessions::{SessionKind, SharedSessions};
-use crate::{Client, Error, Mode};
+use crate::{Client, Error, Mode, Waiter, clock};
 
 /// How much longer than the wait that was asked for an answer may take.
 const SLACK: Duration = Duration::from_secs(5);
@@ -44,6 +44,10 @@ pub enum LockError {
     /// The place in the queue is gone with its lease.
     #[error("the wait for {name} is over, its lease has ended: {cause}; ask again")]
     LeaseLost { name: String, cause: Cause },
+    #[error(
+        "{name} is held, but nobody signs it: start all members with --signing-key; shared locks and barriers are never signed"
+    )]
+    Unsigned { name: String },
     #[error(transparent)]
     Lost(#[from] Lost),
     #[error(transparent)]
@@ -89,6 +93,8 @@ pub struct LockRequest {
     owner: String,
     holder: String,
     metadata: Bytes,
+    /// Of a candidate in an election.
+    value: Option<Bytes>,
 }
 
 impl Client {
@@ -111,7 +117,13 @@ impl LockRequest {
             owner: String::new(),
             holder: String::new(),
             metadata: Bytes::new(),
+            value: None,
         }
+    }
+
+    pub(crate) fn value(mut self, value: Bytes) -> LockRequest {
+        self.value = Some(value);
+        self
     }
 
     /// How long the server keeps the lock without a renewal; 30 s unless told, 500 ms at least.
@@ -196,6 +208,7 @@ impl LockRequest {
         };
         let shared_sessions = self.session.is_none().then(|| Arc::downgrade(&self.client.shared_sessions));
         let request = self.request(&session);
+        let asked_ms = clock::now_ms();
         let ticket = NEXT_TICKET.fetch_add(1, Ordering::Relaxed);
         let mut asking = Asking { session: session.clone(), ticket, turns, shared_sessions, is_settled: false };
         let answer = tokio::select! {
@@ -211,7 +224,7 @@ impl LockRequest {
                 return Err(self.refused(&session, refused, started).await);
             }
         };
-        let held = Held::new(&request, granted, session.held_lease().clone());
+        let held = Held::new(&request, asked_ms, granted, &session);
         let (turns, shared_sessions) = (std::mem::take(&mut asking.turns), asking.shared_sessions.take());
         let place = Arc::new(Place { held, session: session.clone(), shared_sessions, turns, given_back: false });
         session.entered(&place, self.mode, &self.owner);
@@ -227,6 +240,10 @@ impl LockRequest {
         let unusable = |reason: &str| Err(LockError::Unusable { reason: reason.to_owned() });
         if self.names.iter().any(String::is_empty) {
             return unusable("a lock has a name");
+        }
+        if let Some((_, name)) = self.names.iter().enumerate().find(|(index, name)| self.names[..*index].contains(name))
+        {
+            return unusable(&format!("{name} is named twice"));
         }
         match self.mode {
             Mode::Semaphore { slots: 0 } => unusable("a semaphore has one slot at least"),
@@ -245,7 +262,8 @@ impl LockRequest {
     }
 
     async fn enter(&self, session: &Session, started: Instant) -> Result<Entry, LockError> {
-        let entering = session.enter(&self.names, self.mode, &self.owner);
+        // A value of its own cannot be shared.
+        let entering = session.enter(&self.names, self.mode, &self.owner, self.value.is_none());
         match self.give_up(started) {
             None => Ok(entering.await),
             Some(give_up) => match tokio::time::timeout_at(give_up, entering).await {
@@ -292,10 +310,13 @@ impl LockRequest {
             // Time is up; who is in the way has to be asked for.
             Code::DeadlineExceeded => {
                 let described = self.client.describe_lock(self.names[0].clone()).await.ok();
-                let waiting = described.as_ref().map_or(0, |described| described.waiters.len() as u64);
+                // What was given up just now may still be there, on its way out.
+                let is_other = |waiter: &&Waiter| waiter.entry.lease.id != session.lease();
+                let waiting =
+                    described.as_ref().map_or(0, |described| described.waiters.iter().filter(is_other).count());
                 let holder = described.and_then(|described| described.holders.into_iter().next());
                 let (id, since) = holder.map_or_else(Default::default, |holder| (holder.id, holder.granted));
-                self.busy(id, since, waiting, started)
+                self.busy(id, since, waiting as u64, started)
             }
             Code::FailedPrecondition if status.message().starts_with("deadlock:") => {
                 let cycle = status.message().trim_start_matches("deadlock:").trim().to_owned();
@@ -326,6 +347,7 @@ impl LockRequest {
             slots,
             holder_id: holder.to_owned(),
             owner: self.owner.clone(),
+            value: self.value.clone(),
         }
     }
 }

@@ -176,6 +176,10 @@ impl Session {
         }
     }
 
+    pub(crate) fn client(&self) -> &Client {
+        &self.inner.client
+    }
+
     pub(crate) fn held_lease(&self) -> &Arc<HeldLease> {
         &self.inner.lease
     }
@@ -249,7 +253,7 @@ impl Session {
 
     /// Waits for this caller's turn at all names. They are taken in one order, so that callers of
     /// one session do not wait for each other in a circle.
-    pub(crate) async fn enter(&self, names: &[String], mode: Mode, owner: &str) -> Entry {
+    pub(crate) async fn enter(&self, names: &[String], mode: Mode, owner: &str, may_join: bool) -> Entry {
         let mut sorted: Vec<&String> = names.iter().collect();
         sorted.sort();
         sorted.dedup();
@@ -268,7 +272,7 @@ impl Session {
                     // Readers do not pass somebody who waits here: the table and the holder have one handle each.
                     let may_share = same_owner || (mode == Mode::Shared && Arc::strong_count(&entry.turn) <= 2);
                     let is_the_same = held.mode == mode && held.is_alone && names.len() == 1;
-                    if may_share && is_the_same && place.held.check().is_ok() {
+                    if may_join && may_share && is_the_same && place.held.check().is_ok() {
                         return Entry::Join(place);
                     }
                     if same_owner {

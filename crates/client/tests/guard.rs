@@ -138,6 +138,11 @@ async fn busy_timeout_and_deadlock_are_told_apart() {
         LockError::Timeout { holder, .. } => assert_eq!(holder, "ci-7"),
         other => panic!("{other}"),
     }
+    fake.change(|state| state.leaves_late = true);
+    match client.lock("a").wait(10.milliseconds()).acquire().await.unwrap_err() {
+        LockError::Timeout { waiting, .. } => assert_eq!(waiting, 0, "who gives up does not wait any more"),
+        other => panic!("{other}"),
+    }
     fake.change(|state| state.deadlock = true);
     match client.lock("b").owner("me").acquire().await.unwrap_err() {
         LockError::Deadlock { cycle, .. } => assert_eq!(cycle, "a waits for b, b waits for a"),

@@ -147,7 +147,8 @@ async fn live(
     let peers = Network::start(&config, metrics.clone(), "peers", vec![metrics.peers().clone()], serve_peers)?;
 
     let departure = Departure { identity, outbox: outbox.clone(), patience: config.call_timeout };
-    let shared = Arc::new(services::ProcessWide { sessions: services::Sessions::default(), keyring, departure });
+    let (sessions, watching) = Default::default();
+    let shared = Arc::new(services::ProcessWide { sessions, watching, keyring, departure });
     let claims = Arc::<services::Claims>::default();
     let attachments = Arc::new((0..threads).map(|index| attach(&mut driver, index)).collect::<Vec<_>>());
     let serve = {

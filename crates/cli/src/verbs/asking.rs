@@ -1,10 +1,10 @@
-//! What `exec` and `lock` have in common: how a lock is asked for.
+//! What `exec`, `lock` and `elect` have in common: how a lock is asked for.
 
 use std::io::IsTerminal;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
-use tenure_client::{Client, LockGuard, LockRequest};
+use tenure_client::{Client, LockRequest};
 
 use crate::progress::Progress;
 use tenure_server::units::{format_duration, parse_duration};
@@ -77,30 +77,30 @@ impl Asking {
         }
         request
     }
+}
 
-    /// Shows on a terminal who is in the way, for as long as it is polled. Where nobody looks,
-    /// waiting costs the server nothing.
-    pub async fn show_waiting(&self, client: &Client) {
-        if !std::io::stderr().is_terminal() {
-            return std::future::pending().await;
+/// Shows on a terminal who is in the way, for as long as it is polled. Where nobody looks, waiting costs the server
+/// nothing.
+pub async fn show_waiting(client: &Client, name: &str) {
+    if !std::io::stderr().is_terminal() {
+        return std::future::pending().await;
+    }
+    tokio::time::sleep(TELL_AFTER).await;
+    let progress = Progress::new();
+    loop {
+        if let Ok(lock) = client.describe_lock(name).await
+            && let Some(holder) = lock.holders.first()
+        {
+            let held = age(holder.granted, lock.now).map_or_else(String::new, |age| format!(" for {age}"));
+            progress.show(&format!("waiting for {name}: {} has held it{held}", holder.id));
         }
-        tokio::time::sleep(TELL_AFTER).await;
-        let progress = Progress::new();
-        loop {
-            if let Ok(lock) = client.describe_lock(&self.name).await
-                && let Some(holder) = lock.holders.first()
-            {
-                let held = age(holder.granted, lock.now).map_or_else(String::new, |age| format!(" for {age}"));
-                progress.show(&format!("waiting for {}: {} has held it{held}", self.name, holder.id));
-            }
-            tokio::time::sleep(LOOK_AGAIN).await;
-        }
+        tokio::time::sleep(LOOK_AGAIN).await;
     }
 }
 
 /// Says so if a new leader's election may cost the lock.
-pub fn warn_of_short_ttl(guard: &LockGuard, ttl: Duration) {
-    if !guard.is_failover_safe() {
+pub fn warn_of_short_ttl(is_failover_safe: bool, ttl: Duration) {
+    if !is_failover_safe {
         let ttl = format_duration(ttl);
         eprintln!("a TTL of {ttl} is not failover-safe: the lock may be lost while a new leader is elected");
     }

@@ -66,7 +66,7 @@ struct Flags {
     /// Take only tokens signed with a key of this file
     #[arg(long, env = "TENURE_DATASTORE_SIGNING_KEY", value_name = "FILE")]
     signing_key: Option<PathBuf>,
-    /// The cluster whose tokens are taken; needed with --signing-key
+    /// The cluster whose tokens are taken, as `tenure status -o json` names it; needed with --signing-key
     #[arg(long, env = "TENURE_DATASTORE_CLUSTER", value_name = "ID")]
     cluster: Option<String>,
     /// Beyond this size the store takes no more [default: 256MiB]

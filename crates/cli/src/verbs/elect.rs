@@ -5,25 +5,31 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::json;
-use tenure_client::{Client, KeyValue};
+use tenure_client::{CampaignRequest, Client, Leader, LockError, Lost};
 
-use super::asking::{parse_name, parse_ttl};
-use super::holding::{FAREWELL, LOST, LetGo};
+use super::asking::{parse_name, parse_ttl, show_waiting, warn_of_short_ttl};
+use super::holding::{BUSY, FAREWELL, LOST, LetGo};
 use crate::bytes_text::{printable, to_json};
 use crate::output::{Format, Record};
 use crate::settings::{Global, Session};
+use tenure_server::units::parse_duration;
 
 const EXAMPLE: &str = "\
 Examples:
   tenure elect scheduler node-1         waits to be elected, leads until Ctrl-C or Ctrl-D
+  tenure elect -n scheduler node-1      ends with 75 if somebody else leads
   tenure elect --observe scheduler      every leader from now on";
+
+const EXIT_CODES: &str = "\
+Exit codes: 0 resigned, 75 somebody else leads, 122 the leadership may be lost, 128+N signal N ended the wait,
+1 anything else.";
 
 /// Stand in an election, or follow it
 ///
-/// Elections are etcd's: its clients and Tenure's stand in the same one. Ends with 122 if the
-/// leadership may have been lost.
+/// etcd's candidates and Tenure's stand in the same elections. An election is a lock: `tenure why NAME` shows who
+/// leads, who waits, and who has led.
 #[derive(Args)]
-#[command(before_help = EXAMPLE)]
+#[command(before_help = EXAMPLE, after_help = EXIT_CODES)]
 pub struct Elect {
     /// The election's name
     #[arg(value_name = "NAME", value_parser = parse_name)]
@@ -34,6 +40,15 @@ pub struct Elect {
     /// Show every leader from now on
     #[arg(long)]
     observe: bool,
+    /// Do not wait if somebody leads
+    #[arg(short = 'n', long, conflicts_with_all = ["wait", "observe"])]
+    no_wait: bool,
+    /// Wait at most so long, as in 30s or 5m [default: as long as it takes]
+    #[arg(short, long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "observe")]
+    wait: Option<Duration>,
+    /// Who leads, for others to read [default: host and process]
+    #[arg(long, value_name = "TEXT", conflicts_with = "observe")]
+    holder: Option<String>,
     /// How long the server keeps the leadership if it hears nothing from here
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_ttl, conflicts_with = "observe")]
     ttl: Duration,
@@ -53,45 +68,73 @@ impl Elect {
     async fn observe(&self, client: &Client, format: Format) -> anyhow::Result<ExitCode> {
         let mut observer = client.observe(self.name.clone());
         loop {
-            leader(&observer.next().await?).print(format)?;
+            describe(&observer.next().await?).print(format)?;
         }
     }
 
     async fn lead(&self, client: &Client, format: Format) -> anyhow::Result<ExitCode> {
         let mut let_go = LetGo::listen()?;
-        let session = client.session().ttl(self.ttl).open().await?;
         let value = self.value.clone().unwrap_or_default();
-        let candidacy = tokio::select! {
-            candidacy = client.campaign(self.name.clone(), session.lease(), value.clone()) => candidacy?,
+        let elected = tokio::select! {
+            elected = self.campaign(client, &value).lead() => elected,
             code = let_go.signalled() => return Ok(ExitCode::from(code)),
-            cause = session.lost() => anyhow::bail!("the candidacy for {} is void: {cause}", self.name),
+            () = show_waiting(client, &self.name) => unreachable!("it tells until it is dropped"),
         };
+        let leadership = match elected {
+            Ok(leadership) => leadership,
+            Err(error @ (LockError::Busy { .. } | LockError::Timeout { .. })) => {
+                crate::report(&error.into());
+                return Ok(ExitCode::from(BUSY));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        warn_of_short_ttl(leadership.is_failover_safe(), self.ttl);
         let json = json!({
             "election": self.name,
             "value": value,
-            "token": candidacy.token(),
-            "lease": format!("{:x}", session.lease()),
+            "token": leadership.token(),
+            "lease": format!("{:x}", leadership.lease()),
+            "holder": leadership.holder(),
         });
-        Record { sentence: format!("elected, token {}", candidacy.token()), json }.print(format)?;
+        Record { sentence: format!("elected, token {}", leadership.token()), json }.print(format)?;
         tokio::select! {
             () = let_go.wait() => {}
-            cause = session.lost() => {
-                crate::report(&anyhow::anyhow!("the leadership of {} is lost: {cause}", self.name));
-                return Ok(ExitCode::from(LOST));
-            }
+            lost = leadership.cancelled() => return Ok(self.lost(&lost)),
         }
-        client.resign(&candidacy).await?;
-        session.close().await?;
-        Ok(ExitCode::SUCCESS)
+        match leadership.resign().await {
+            Ok(()) => Ok(ExitCode::SUCCESS),
+            Err(LockError::Lost(lost)) => Ok(self.lost(&lost)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn campaign(&self, client: &Client, value: &str) -> CampaignRequest {
+        let mut campaign = client.campaign(&self.name, value.to_owned()).ttl(self.ttl);
+        if self.no_wait {
+            campaign = campaign.try_once();
+        }
+        if let Some(wait) = self.wait {
+            campaign = campaign.wait(wait);
+        }
+        if let Some(holder) = &self.holder {
+            campaign = campaign.holder(holder);
+        }
+        campaign
+    }
+
+    fn lost(&self, lost: &Lost) -> ExitCode {
+        crate::report(&anyhow::anyhow!("the leadership of {} is lost: {}", self.name, lost.cause));
+        ExitCode::from(LOST)
     }
 }
 
-fn leader(pair: &KeyValue) -> Record {
+fn describe(leader: &Leader) -> Record {
     let json = json!({
-        "value": to_json(&pair.value),
-        "token": pair.create_revision,
-        "lease": format!("{:x}", pair.lease),
-        "revision": pair.mod_revision,
+        "value": to_json(&leader.value),
+        "token": leader.token,
+        "holder": leader.holder,
+        "lease": format!("{:x}", leader.lease),
+        "revision": leader.revision,
     });
-    Record { sentence: printable(&pair.value), json }
+    Record { sentence: printable(&leader.value), json }
 }

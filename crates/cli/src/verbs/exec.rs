@@ -19,7 +19,7 @@ use clap::Args;
 use rustix::process::Signal;
 use tenure_client::{CancelAt, Client, LockError, LockGuard};
 
-use super::asking::{Asking, short, warn_of_short_ttl};
+use super::asking::{Asking, short, show_waiting, warn_of_short_ttl};
 use super::bound::itself;
 use super::holding::{BUSY, FAREWELL, LOST};
 use crate::settings::{Global, Session};
@@ -124,7 +124,7 @@ impl Exec {
         let acquired = tokio::select! {
             acquired = request.acquire() => acquired,
             signal = signals.next() => return Ok(signals::exit_code(signal.as_raw())),
-            () = self.asking.show_waiting(client) => unreachable!("it tells until it is dropped"),
+            () = show_waiting(client, &self.asking.name) => unreachable!("it tells until it is dropped"),
         };
         let guard = match acquired {
             Ok(guard) => guard,
@@ -134,7 +134,7 @@ impl Exec {
             }
             Err(error) => return Err(error.into()),
         };
-        warn_of_short_ttl(&guard, self.asking.ttl);
+        warn_of_short_ttl(guard.is_failover_safe(), self.asking.ttl);
         let ended = self.supervise(&guard, grace, signals).await;
         let farewell = farewell(ended.as_ref().ok().copied());
         let released = tokio::time::timeout(farewell, guard.release()).await;

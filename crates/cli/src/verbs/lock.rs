@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::json;
 use tenure_client::{Client, LockError};
 
-use super::asking::{Asking, warn_of_short_ttl};
+use super::asking::{Asking, show_waiting, warn_of_short_ttl};
 use super::holding::{BUSY, FAREWELL, LOST, LetGo};
 use crate::output::{Format, Record};
 use crate::settings::{Global, Session};
@@ -42,7 +42,7 @@ impl Lock {
         let acquired = tokio::select! {
             acquired = self.asking.request(client).acquire() => acquired,
             code = let_go.signalled() => return Ok(ExitCode::from(code)),
-            () = self.asking.show_waiting(client) => unreachable!("it tells until it is dropped"),
+            () = show_waiting(client, &self.asking.name) => unreachable!("it tells until it is dropped"),
         };
         let guard = match acquired {
             Ok(guard) => guard,
@@ -52,7 +52,7 @@ impl Lock {
             }
             Err(error) => return Err(error.into()),
         };
-        warn_of_short_ttl(&guard, self.asking.ttl);
+        warn_of_short_ttl(guard.is_failover_safe(), self.asking.ttl);
         let mut json = json!({
             "lock": guard.name(),
             "names": guard.names(),
@@ -61,8 +61,9 @@ impl Lock {
             "lease": format!("{:x}", guard.lease()),
             "holder": guard.holder(),
         });
-        if !guard.signature().is_empty() {
-            json["signature"] = guard.signature().into();
+        let signature = guard.signature();
+        if !signature.is_empty() {
+            json["signature"] = signature.into();
         }
         Record { sentence: guard.token().to_string(), json }.print(format)?;
         tokio::select! {

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::json;
+use tenure_client::Error;
 
 use super::asking::parse_name;
 use crate::output::Record;
@@ -40,15 +41,29 @@ impl Unlock {
         let mut json = json!({ "lock": name, "token": token, "released": true, "forced": force });
         let sentence = match force {
             true => {
-                let holder = client.force_release(&name, token).await?.map(|holder| holder.id);
+                let released =
+                    client.force_release(&name, token).await.map_err(|error| not_meant(error, &name, token))?;
+                let holder = released.map(|holder| holder.id);
                 json["holder"] = holder.as_deref().into();
                 let holder = holder.filter(|id| !id.is_empty()).unwrap_or_else(|| "its holder".to_owned());
                 format!("took {name} from {holder}")
             }
-            false if client.unlock(&name, token).await? => format!("released {name}"),
-            false => anyhow::bail!("{name} is free already: nothing has changed"),
+            false => match client.unlock(&name, token).await.map_err(|error| not_meant(error, &name, token))? {
+                true => format!("released {name}"),
+                false => anyhow::bail!("{name} is free already: nothing has changed"),
+            },
         };
         Record { sentence, json }.print(format)?;
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// The server says no more than that it is somebody else.
+fn not_meant(error: Error, name: &str, token: i64) -> anyhow::Error {
+    match error {
+        Error::NotTheHolder => anyhow::anyhow!(
+            "{name} is not held with token {token}: nothing has changed; `tenure why {name}` tells who holds it"
+        ),
+        error => error.into(),
     }
 }

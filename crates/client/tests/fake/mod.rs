@@ -41,6 +41,8 @@ pub struct State {
     /// How often a session's stream was opened.
     pub opened: u32,
     pub deadlock: bool,
+    /// Who gives up is told so before its place is seen to be gone.
+    pub leaves_late: bool,
 }
 
 #[derive(Clone)]
@@ -171,6 +173,10 @@ impl LockService for Fake {
         Ok(Response::new(LeaseRevokeResponse::default()))
     }
 
+    async fn sign(&self, _: Request<SignRequest>) -> Answer<SignResponse> {
+        Err(Status::unimplemented("fake"))
+    }
+
     type LeaseKeepAliveStream = Replies<LeaseKeepAliveResponse>;
 
     async fn lease_keep_alive(
@@ -212,7 +218,10 @@ impl LockService for Fake {
 
     async fn describe(&self, request: Request<DescribeRequest>) -> Answer<DescribeResponse> {
         let name = request.into_inner().name;
-        let holder = |entry: &Entry| Holder { holder_id: entry.holder.clone(), ..Holder::default() };
+        let holder = |entry: &Entry| {
+            let lease = Some(Lease { id: entry.lease, ..Lease::default() });
+            Holder { holder_id: entry.holder.clone(), lease, ..Holder::default() }
+        };
         let queue = self.state().queues.get(&name).cloned().unwrap_or_default();
         let waiters = queue.iter().skip(1).map(|entry| Waiter { entry: Some(holder(entry)), ..Waiter::default() });
         let (holders, waiters) = (queue.front().map(holder).into_iter().collect(), waiters.collect());

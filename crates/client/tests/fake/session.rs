@@ -134,7 +134,9 @@ async fn wait(fake: Fake, lease: i64, number: u64, lock: SessionLock, replies: R
         Some(fencing_token) => tell(Told::Granted(SessionGranted { fencing_token, ..SessionGranted::default() })),
         None => {
             let first = fake.change(|state| {
-                state.leave(&lock.name, lease);
+                if !state.leaves_late {
+                    state.leave(&lock.name, lease);
+                }
                 state.queues[&lock.name].front().cloned()
             });
             let holder = first.filter(|_| lock.timeout_ms == Some(0)).map(|first| Holder {

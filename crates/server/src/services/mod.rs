@@ -32,6 +32,7 @@ mod read;
 mod snapshot;
 mod tenure_lock;
 mod watch;
+mod watching;
 mod websocket;
 
 pub(crate) use tenure_lock::request as lock_request;
@@ -60,6 +61,7 @@ use crate::peer::leave::Departure;
 use entry::Entry;
 use leader::{HasLeader, LeaderMonitor};
 pub use tenure_lock::Sessions;
+pub use watching::Watching;
 pub use websocket::{Claims, WebSockets};
 
 /// All services on one member handle: each network runtime has its own.
@@ -107,6 +109,7 @@ struct Shared {
 /// What the services of all runtimes share.
 pub struct ProcessWide {
     pub sessions: Sessions,
+    pub watching: Watching,
     /// What grants are signed with.
     pub keyring: Option<tenure_fence::Keyring>,
     /// How this member goes, if it is asked to.

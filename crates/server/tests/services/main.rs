@@ -13,6 +13,7 @@ mod lease;
 mod lock;
 mod maintenance;
 mod tenure_barrier;
+mod tenure_crowd;
 mod tenure_election;
 mod tenure_lock;
 mod tenure_session;

@@ -1,11 +1,13 @@
 //! Tenure's own lock service.
 
+use std::time::Duration;
+
 use tenure_api::tenure::v1::lock_service_client::LockServiceClient;
 use tenure_api::tenure::v1::recent_holder::End;
 use tenure_api::tenure::v1::{
     BarrierRequest, CampaignRequest, DeleteRequest, DescribeRequest, DescribeResponse, ForceReleaseRequest,
     LeaseGrantRequest, LeaseKeepAliveRequest, LeaseRevokeRequest, ListRequest, ListSessionsRequest, LockRequest,
-    LockResponse, Mode, UnlockRequest, WatchCreate, WatchRequest,
+    LockResponse, Mode, SignRequest, UnlockRequest, WatchCreate, WatchRequest,
 };
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -258,8 +260,20 @@ async fn a_lock_ends_with_its_lease() {
     client.lease_revoke(LeaseRevokeRequest { id: ada }).await.unwrap();
     assert!(timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap().acquired);
     assert_eq!(describe(&mut client, "jobs").await.recent[0].end(), End::Revoked);
-    let (code, _) = refused(&mut client, ask("jobs", ada)).await;
-    assert_eq!(code, Code::NotFound);
+    let gone = (Code::NotFound, "etcdserver: requested lease not found".to_owned());
+    assert_eq!(refused(&mut client, ask("jobs", ada)).await, gone);
+    let grant = LeaseGrantRequest { ttl_ms: 500, ..LeaseGrantRequest::default() };
+    let cleo = client.lease_grant(grant).await.unwrap().into_inner().id;
+    lock(&mut client, ask("brief", cleo)).await;
+    timeout(PATIENCE, async {
+        while describe(&mut client, "brief").await.recent.is_empty() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await
+    .expect("it expires");
+    assert_eq!(describe(&mut client, "brief").await.recent[0].end(), End::Expired);
+    assert_eq!(refused(&mut client, ask("brief", cleo)).await, gone);
 
     let requests = tokio_stream::iter([bob, ada].map(|id| LeaseKeepAliveRequest { id }));
     let mut renewals = client.lease_keep_alive(requests).await.unwrap().into_inner();
@@ -387,8 +401,55 @@ async fn a_cluster_with_a_key_signs_its_grants() {
     assert_eq!((claim.key().as_str(), claim.holder()), ("pool#0", "bob"));
     let shared = lock(&mut client, LockRequest { mode: Mode::Shared.into(), ..ask("book", lease) }).await;
     assert_eq!(shared.signature, "", "it fences no writes");
+    let again = sign(&mut client, "book", lease, shared.fencing_token).await.unwrap();
+    assert_eq!(again, "", "nor is it signed later");
     let barrier = lock(&mut client, LockRequest { mode: Mode::Barrier.into(), slots: 1, ..ask("gate", lease) }).await;
     assert_eq!(barrier.signature, "", "nor does it");
+}
+
+async fn sign(client: &mut Client, name: &str, lease_id: i64, fencing_token: i64) -> Result<String, Status> {
+    let request = SignRequest { name: name.to_owned(), lease_id, fencing_token };
+    client.sign(request).await.map(|response| response.into_inner().signature)
+}
+
+#[tokio::test]
+async fn a_grant_that_stands_is_signed_again_and_one_that_does_not_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("signing.key");
+    std::fs::write(&file, "0123456789abcdef0123456789abcdef0123456789ab").unwrap();
+    std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let server = Server::start_with(|config| config.signing_key = Some(file.clone())).await;
+    let mut client = client(&server);
+    let (ada, bob) = (lease(&mut client, "ada").await, lease(&mut client, "bob").await);
+    let both = LockRequest { more_names: vec!["more".to_owned()], holder_id: "ada's".to_owned(), ..ask("jobs", ada) };
+    let held = lock(&mut client, both).await;
+    let waiter = waits(&client, ask("jobs", bob));
+    waiting(&mut client, "jobs", 1).await;
+    let keyring = tenure_fence::read_keyring(&file).unwrap();
+    let first = keyring.open(&held.signature).unwrap();
+    for name in ["jobs", "more"] {
+        let claim = keyring.open(&sign(&mut client, name, ada, held.fencing_token).await.unwrap()).unwrap();
+        assert_eq!((claim.key().as_str(), claim.holder()), (name, "ada's"));
+        assert_eq!((claim.token(), claim.cluster()), (first.token(), first.cluster()));
+        assert!(claim.expires_at_ms() >= first.expires_at_ms());
+    }
+    // The token of somebody else, a place that waits, a lease that there is not.
+    for (lease, token) in [(bob, held.fencing_token), (bob, held.fencing_token + 1), (7, held.fencing_token), (ada, 1)]
+    {
+        assert_refused(sign(&mut client, "jobs", lease, token).await, Code::FailedPrecondition, "not the holder");
+    }
+    assert_refused(sign(&mut client, "jobs", ada, 0).await, Code::InvalidArgument, "fencing_token is missing");
+    let release = UnlockRequest {
+        name: "jobs".to_owned(),
+        more_names: vec!["more".to_owned()],
+        fencing_token: held.fencing_token,
+    };
+    assert!(client.unlock(release).await.unwrap().into_inner().released);
+    let refused = sign(&mut client, "jobs", ada, held.fencing_token).await;
+    assert_refused(refused, Code::FailedPrecondition, "not the holder");
+    let next = timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
+    let claim = keyring.open(&sign(&mut client, "jobs", bob, next.fencing_token).await.unwrap()).unwrap();
+    assert_eq!(claim.holder(), "bob", "who names no holder is known by its lease's client");
 }
 
 #[tokio::test]

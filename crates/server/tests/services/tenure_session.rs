@@ -6,8 +6,9 @@ use tenure_api::tenure::v1::recent_holder::End;
 use tenure_api::tenure::v1::session_request::Request as Asked;
 use tenure_api::tenure::v1::session_response::Response as Told;
 use tenure_api::tenure::v1::{
-    ForceReleaseRequest, LeaseRevokeRequest, ListSessionsRequest, Mode, SessionCancel, SessionClose, SessionLock,
-    SessionOpen, SessionOpened, SessionRenew, SessionRequest, SessionResponse, SessionUnlock,
+    ForceReleaseRequest, LeaderRequest, LeaseRevokeRequest, ListSessionsRequest, Mode, SessionCancel, SessionClose,
+    SessionLock, SessionOpen, SessionOpened, SessionRenew, SessionRequest, SessionResponse, SessionUnlock, WatchCancel,
+    WatchCreate, WatchRequest,
 };
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -180,6 +181,46 @@ async fn a_wait_ends_in_time_or_when_nobody_wants_it_any_more() {
 }
 
 #[tokio::test]
+async fn a_candidate_stands_on_a_session_and_keeps_its_place_when_its_stream_breaks() {
+    let server = Server::start().await;
+    let stand = |value: &'static str| {
+        Asked::Lock(SessionLock { name: "boss".to_owned(), value: Some(value.into()), ..SessionLock::default() })
+    };
+    let leader = async || {
+        let request = LeaderRequest { name: "boss".to_owned() };
+        let found = client(&server).leader(request).await.unwrap().into_inner();
+        (found.leader.unwrap().fencing_token, text(&found.value).to_owned())
+    };
+    let (mut ada, mut bob) = (open(&server, "ada").await, open(&server, "bob").await);
+    let won = ada.ask(stand("one")).await;
+    let token = ada.granted(won).await;
+    assert_eq!(leader().await, (token, "one".to_owned()));
+    let waiting = bob.ask(stand("two")).await;
+    assert!(matches!(bob.hear(waiting).await, Told::Queued(_)));
+    let mut cleo = open(&server, "cleo").await;
+    let behind = cleo.ask(lock("boss")).await;
+    assert!(matches!(cleo.hear(behind).await, Told::Queued(_)));
+    let lease = bob.opened.session_id;
+    drop(bob);
+    let mut bob = resume(&server, lease).await.unwrap();
+    let released = ada.ask(unlock("boss", token)).await;
+    ada.hear(released).await;
+    let again = bob.ask(stand("zwei")).await;
+    let token = bob.granted(again).await;
+    assert_eq!(leader().await, (token, "zwei".to_owned()), "asked again: the same place, the new value");
+    for wrong in [
+        SessionLock { mode: Mode::Shared.into(), ..SessionLock::default() },
+        SessionLock { more_names: vec!["more".to_owned()], ..SessionLock::default() },
+    ] {
+        let wrong = SessionLock { name: "other".to_owned(), value: Some("x".into()), ..wrong };
+        let number = bob.ask(Asked::Lock(wrong)).await;
+        let (code, text) = bob.refused(number).await;
+        assert_eq!(code, i32::from(Code::InvalidArgument));
+        assert!(text.contains("only an exclusive lock of one name has a value"), "{text}");
+    }
+}
+
+#[tokio::test]
 async fn a_session_goes_on_elsewhere_and_its_older_stream_can_do_nothing() {
     let server = Server::start().await;
     let mut old = open(&server, "ada").await;
@@ -232,6 +273,45 @@ async fn connected_sessions_are_listed_with_their_address() {
     assert_eq!((found.client_id.as_str(), found.lease.as_ref().unwrap().id), ("ada", session.opened.session_id));
     assert!(found.address.starts_with("127.0.0.1:"), "{found:?}");
     assert!(found.connected_since_unix_ms > 0);
+}
+
+#[tokio::test]
+async fn the_watches_of_a_session_s_connection_are_counted() {
+    use tenure_api::etcdserverpb as etcd;
+    use tenure_api::tenure::v1::watch_request::Request as WatchAsked;
+    let server = Server::start().await;
+    let _session = open(&server, "ada").await;
+    let watches = async || {
+        let listed = client(&server).list_sessions(ListSessionsRequest::default()).await.unwrap();
+        listed.into_inner().sessions[0].watches
+    };
+    let until = async |count: u64| {
+        let looking = async {
+            while watches().await != count {
+                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            }
+        };
+        timeout(PATIENCE, looking).await.expect("in time");
+    };
+    assert_eq!(watches().await, 0);
+    let (requests, receiver) = mpsc::channel(4);
+    let ask = |request| requests.send(WatchRequest { request: Some(request) });
+    for watch_id in [1, 2] {
+        ask(WatchAsked::Create(WatchCreate { key: "a".to_owned(), watch_id, ..WatchCreate::default() })).await.unwrap();
+    }
+    let stream = client(&server).watch(ReceiverStream::new(receiver)).await.unwrap();
+    until(2).await;
+    let create = etcd::WatchCreateRequest { key: "k".into(), ..Default::default() };
+    let create = etcd::watch_request::RequestUnion::CreateRequest(create);
+    let create = etcd::WatchRequest { request_union: Some(create) };
+    let (of_etcd, receiver) = mpsc::channel(1);
+    of_etcd.send(create).await.unwrap();
+    let etcds = server.watch().watch(ReceiverStream::new(receiver)).await.unwrap();
+    until(3).await;
+    ask(WatchAsked::Cancel(WatchCancel { watch_id: 1 })).await.unwrap();
+    until(2).await;
+    drop((stream, etcds, requests, of_etcd));
+    until(0).await;
 }
 
 #[tokio::test]

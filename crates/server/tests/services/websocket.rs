@@ -52,6 +52,29 @@ async fn a_lock_is_taken_renewed_and_given_back() {
 }
 
 #[tokio::test]
+async fn grants_and_renewals_are_signed_where_a_key_is_configured() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("signing.key");
+    std::fs::write(&file, "0123456789abcdef0123456789abcdef0123456789ab").unwrap();
+    std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let server = Server::start_with(|config| config.signing_key = Some(file.clone())).await;
+    let keyring = tenure_fence::read_keyring(&file).unwrap();
+    let mut ada = Socket::connect(server.address).await;
+    let mut expiries = Vec::new();
+    for command in [ACQUIRE, RENEW] {
+        ada.ask(command, "jobs", "ada", MINUTE, "r").await;
+        let token = ada.hear().await["fencingToken"].clone();
+        let claim = keyring.open(token["signature"].as_str().unwrap()).unwrap();
+        assert_eq!((claim.key().as_str(), claim.holder()), ("jobs", "ada"));
+        assert_eq!(claim.token().get(), token["value"].as_u64().unwrap());
+        expiries.push(claim.expires_at_ms());
+    }
+    assert!(expiries[1] >= expiries[0]);
+    ada.ask(RELEASE, "jobs", "ada", 0, "r").await;
+    assert_eq!(ada.hear().await["fencingToken"]["signature"], Value::Null, "what is given back is not vouched for");
+}
+
+#[tokio::test]
 async fn the_next_in_line_is_told_when_its_turn_comes() {
     let server = Server::start().await;
     let mut native = tenure_lock::client(&server);

@@ -10,7 +10,7 @@ pub(super) mod describe;
 mod election;
 pub(crate) mod request;
 mod session;
-mod sign;
+pub(super) mod sign;
 mod watch;
 
 use std::sync::Arc;
@@ -23,8 +23,8 @@ use tenure_api::tenure::v1::{
     ForceReleaseRequest, ForceReleaseResponse, Header, LeaderRequest, LeaderResponse, LeaseGrantRequest,
     LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseRevokeRequest, LeaseRevokeResponse,
     ListRequest, ListResponse, ListSessionsRequest, ListSessionsResponse, LockRequest, LockResponse, ObserveRequest,
-    ProclaimRequest, ProclaimResponse, ResignRequest, ResignResponse, SessionRequest, SessionResponse, UnlockRequest,
-    UnlockResponse, WatchRequest, WatchResponse,
+    ProclaimRequest, ProclaimResponse, ResignRequest, ResignResponse, SessionRequest, SessionResponse, SignRequest,
+    SignResponse, UnlockRequest, UnlockResponse, WatchRequest, WatchResponse,
 };
 use tenure_machine::lock::entry_key;
 use tenure_machine::{BusyReply, Command, LeaseGrant, LeaseId, Lock, LockReply, Mode, Refusal, Reply, Revision, View};
@@ -75,6 +75,11 @@ impl LockService for TenureLockService {
             }
             other => Err(unexpected(&other)),
         }
+    }
+
+    async fn sign(&self, request: Request<SignRequest>) -> Result<Response<SignResponse>, Status> {
+        authorize("Sign", request.metadata())?;
+        sign::sign_again(&self.0, request.into_inner()).await.map(Response::new)
     }
 
     async fn campaign(&self, request: Request<CampaignRequest>) -> Result<Response<LockResponse>, Status> {
@@ -162,9 +167,10 @@ impl LockService for TenureLockService {
 
     async fn watch(&self, request: Request<Streaming<WatchRequest>>) -> Result<Response<Self::WatchStream>, Status> {
         authorize("Watch", request.metadata())?;
+        let address = request.extensions().get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
         let shared = self.0.clone();
         let requests = request.into_inner();
-        Ok(Response::new(produced(|emitter| watch::serve(shared, requests, emitter))))
+        Ok(Response::new(produced(|emitter| watch::serve(shared, requests, address, emitter))))
     }
 
     async fn describe(&self, request: Request<DescribeRequest>) -> Result<Response<DescribeResponse>, Status> {
@@ -212,6 +218,7 @@ impl LockService for TenureLockService {
         for (session, time) in sessions.iter_mut().zip(&times) {
             describe::fill_lease_time(session.lease.as_mut(), time.as_ref());
             self.0.process_wide.sessions.describe(session);
+            session.watches = self.0.process_wide.watching.count(&session.address);
         }
         Ok(Response::new(ListSessionsResponse {
             header,

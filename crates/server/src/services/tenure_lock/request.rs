@@ -42,7 +42,18 @@ pub fn lock(asked: LockRequest, call: u128) -> Result<Lock, Status> {
 pub fn campaign(asked: CampaignRequest, call: u128) -> Result<Lock, Status> {
     let CampaignRequest { name, lease_id, value, timeout_ms, holder_id, owner } = asked;
     let asked = LockRequest { name, lease_id, timeout_ms, holder_id, owner, ..LockRequest::default() };
-    Ok(Lock { value, overwrite: true, ..lock(asked, call)? })
+    stand(lock(asked, call)?, Some(value))
+}
+
+/// A lock that is a candidacy, if it comes with a value.
+pub fn stand(lock: Lock, value: Option<Bytes>) -> Result<Lock, Status> {
+    match value {
+        None => Ok(lock),
+        Some(_) if lock.mode != Mode::Exclusive || !lock.more_names.is_empty() => {
+            Err(Status::invalid_argument("only an exclusive lock of one name has a value"))
+        }
+        Some(value) => Ok(Lock { value, overwrite: true, ..lock }),
+    }
 }
 
 pub fn barrier(asked: BarrierRequest, call: u128) -> Result<Lock, Status> {

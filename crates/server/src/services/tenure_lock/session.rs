@@ -314,6 +314,7 @@ impl Session {
             return self.refuse(number, &Status::resource_exhausted("too many locks are waited for on this session"));
         }
         let timeout_ms = asked.timeout_ms.filter(|timeout_ms| *timeout_ms > 0);
+        let value = asked.value;
         let asked = LockRequest {
             name: asked.name,
             more_names: asked.more_names,
@@ -325,7 +326,8 @@ impl Session {
             holder_id: asked.holder_id,
             owner: asked.owner,
         };
-        let mut lock = match request::lock(asked, self.shared.member.draw_call()) {
+        let lock = request::lock(asked, self.shared.member.draw_call());
+        let mut lock = match lock.and_then(|lock| request::stand(lock, value)) {
             Ok(lock) => lock,
             Err(status) => return self.refuse(number, &status),
         };

@@ -1,8 +1,36 @@
 //! Grants with a signature that a storage can verify by itself.
 
+use tenure_api::tenure::v1::{SignRequest, SignResponse};
 use tenure_fence::{Claim, Key, Keyring, Token};
+use tenure_machine::Mode;
+use tenure_machine::lock::entry_key;
+use tenure_replica::Consistency;
+use tonic::Status;
 
-use super::describe;
+use super::{describe, failed, header, request};
+use crate::services::{Shared, errors};
+
+/// For a grant that still stands, with the holder that it was recorded with.
+pub async fn sign_again(shared: &Shared, asked: SignRequest) -> Result<SignResponse, Status> {
+    let SignRequest { name, lease_id, fencing_token } = asked;
+    let (name, token) = (request::name(name)?, request::token(fencing_token)?);
+    let at = shared.member.view(Consistency::Linearizable).await.map_err(failed)?;
+    let entry = at.value.lock_grant(&entry_key(&name, lease_id), token).ok_or(errors::NOT_THE_HOLDER)?;
+    let ttl_ms = at.value.lease_ttl_ms(lease_id).ok_or(errors::NOT_THE_HOLDER)?;
+    let client = at.value.lease_client(lease_id).map_or(&b""[..], |client| client);
+    let header = header(shared, &at);
+    let keyring = shared.process_wide.keyring.as_ref().filter(|_| entry.mode.fences());
+    let Some(keyring) = keyring else { return Ok(SignResponse { header, signature: String::new() }) };
+    let grant = Grant {
+        cluster: shared.identity().cluster,
+        name: &name,
+        slot: matches!(entry.mode, Mode::Slots(_)).then_some(entry.slot),
+        token,
+        holder: if entry.holder.is_empty() { client } else { &entry.holder },
+        ttl_ms,
+    };
+    Ok(SignResponse { header, signature: sign(keyring, &grant) })
+}
 
 /// The cluster as a signature names it; a storage that verifies is told the same text.
 pub fn cluster_text(cluster: u64) -> String {
@@ -17,7 +45,7 @@ pub struct Grant<'a> {
     pub slot: Option<u32>,
     pub token: i64,
     pub holder: &'a [u8],
-    /// The lease's: for how long the signature is good. Asking again for what one has gives a new one.
+    /// The lease's: for how long the signature is good. [`sign_again`] gives a new one.
     pub ttl_ms: u64,
 }
 

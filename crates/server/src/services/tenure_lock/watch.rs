@@ -1,6 +1,7 @@
 //! Watching locks: who holds them.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tenure_api::tenure::v1::watch_request::Request as Asked;
@@ -13,23 +14,25 @@ use crate::calls::{OpenSession, SessionMail};
 use crate::services::Shared;
 use crate::services::errors;
 use crate::services::produced::Emitter;
+use crate::services::watching::Watched;
 
 const FELL_BEHIND: &str = "the watch fell behind: describe the lock and watch again";
 const FORGOTTEN: &str = "what happened then is forgotten: describe the lock and watch on from its revision";
 
-#[derive(Clone, Copy)]
 struct Filter {
     prev: bool,
     puts: bool,
     deletes: bool,
+    _watched: Option<Watched>,
 }
 
 pub async fn serve(
     shared: Arc<Shared>,
     mut requests: Streaming<WatchRequest>,
+    address: Option<SocketAddr>,
     mut emitter: Emitter<Result<WatchResponse, Status>>,
 ) {
-    let mut watches = Watches { stream: shared.member.open_session(), filters: HashMap::new(), shared };
+    let mut watches = Watches { stream: shared.member.open_session(), filters: HashMap::new(), address, shared };
     loop {
         let response = tokio::select! {
             biased;
@@ -56,6 +59,8 @@ pub async fn serve(
 struct Watches {
     stream: OpenSession,
     filters: HashMap<WatchId, Filter>,
+    /// Where the client is.
+    address: Option<SocketAddr>,
     shared: Arc<Shared>,
 }
 
@@ -81,7 +86,9 @@ impl Watches {
                 if start_revision < 0 {
                     return Ok(Some(refused("a start revision is not negative")));
                 }
-                self.filters.insert(watch, Filter { prev, puts: !no_put, deletes: !no_delete });
+                let watched = Watched::from(self.address, &self.shared.process_wide);
+                let filter = Filter { prev, puts: !no_put, deletes: !no_delete, _watched: watched };
+                self.filters.insert(watch, filter);
                 self.bring(LockWatchRequest::Create { watch, name, prefix, start: start_revision });
                 Ok(None)
             }
@@ -104,7 +111,7 @@ impl Watches {
             LockNotice::Events { watch, events, revision, term } => {
                 self.bring(LockWatchRequest::Drained { events: events.len() });
                 let filter = self.filters.get(&watch)?;
-                let events: Vec<_> = events.iter().filter_map(|event| told(event, *filter)).collect();
+                let events: Vec<_> = events.iter().filter_map(|event| told(event, filter)).collect();
                 let header = self.header_at(revision, term);
                 (!events.is_empty()).then(|| WatchResponse {
                     header,
@@ -159,7 +166,7 @@ impl Drop for Watches {
     }
 }
 
-fn told(event: &tenure_replica::LockEvent, filter: Filter) -> Option<LockEvent> {
+fn told(event: &tenure_replica::LockEvent, filter: &Filter) -> Option<LockEvent> {
     let (kind, wanted) = match event.holder {
         Some(_) => (lock_event::Type::Put, filter.puts),
         None => (lock_event::Type::Delete, filter.deletes),

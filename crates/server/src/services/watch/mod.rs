@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use tenure_api::etcdserverpb::watch_server::Watch;
 use tenure_api::etcdserverpb::{WatchRequest, WatchResponse};
+use tonic::transport::server::TcpConnectInfo;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::produced::{Produced, produced};
@@ -33,7 +34,8 @@ impl Watch for WatchService {
         authorize("Watch", request.metadata())?;
         let shared = self.0.clone();
         let leader_loss = shared.leader_monitor.follow(request.metadata());
+        let address = request.extensions().get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
         let requests = request.into_inner();
-        Ok(Response::new(produced(|emitter| session::run(shared, requests, leader_loss, emitter))))
+        Ok(Response::new(produced(|emitter| session::run(shared, requests, address, leader_loss, emitter))))
     }
 }

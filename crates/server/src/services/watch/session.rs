@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::future::{pending, ready};
 use std::hash::{BuildHasher, RandomState};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use tonic::{Status, Streaming};
 
 use super::super::leader::LeaderLoss;
 use super::super::produced::Emitter;
+use super::super::watching::Watched;
 use super::super::{Shared, convert, errors, large};
 use super::fragment::fragments;
 use super::interest::{Batch, History, Interest};
@@ -32,6 +34,7 @@ const MANY_EVENTS: usize = 2000;
 pub async fn run(
     shared: Arc<Shared>,
     requests: Streaming<WatchRequest>,
+    address: Option<SocketAddr>,
     leader_loss: LeaderLoss,
     emitter: Emitter<Result<WatchResponse, Status>>,
 ) {
@@ -39,6 +42,7 @@ pub async fn run(
         stream: shared.member.watch_stream(),
         shared,
         requests: Some(requests),
+        address,
         leader_loss,
         emitter,
         watches: BTreeMap::new(),
@@ -63,6 +67,8 @@ struct Session {
     stream: WatchStream,
     /// None = the client has sent all it will send.
     requests: Option<Streaming<WatchRequest>>,
+    /// Where the client is.
+    address: Option<SocketAddr>,
     leader_loss: LeaderLoss,
     emitter: Emitter<Result<WatchResponse, Status>>,
 
@@ -106,6 +112,7 @@ struct Watch {
     idle: bool,
     /// It is to be told the revision.
     progress_due: bool,
+    _watched: Option<Watched>,
 }
 
 enum Opening {
@@ -214,6 +221,7 @@ impl Session {
                 progress_notify: request.progress_notify,
                 idle: true,
                 progress_due: false,
+                _watched: Watched::from(self.address, &self.shared.process_wide),
             },
         );
         self.opening.push_back(Opening::Watch { watch, id });

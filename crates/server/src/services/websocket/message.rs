@@ -152,10 +152,19 @@ pub struct Told<'a> {
 }
 
 /// Value 0 = nothing was granted.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub struct FencingToken<'a> {
     pub key: &'a str,
     pub value: Revision,
+    /// With a grant and a renewal, if the cluster signs.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub signature: String,
+}
+
+impl<'a> FencingToken<'a> {
+    pub fn unsigned(key: &'a str, value: Revision) -> FencingToken<'a> {
+        FencingToken { key, value, signature: String::new() }
+    }
 }
 
 impl Told<'_> {
@@ -225,11 +234,11 @@ mod tests {
 
     #[test]
     fn only_what_is_said_is_written() {
-        let granted = Told {
-            success: Some(true),
-            fencing_token: Some(FencingToken { key: "jobs", value: 7 }),
-            ..Told::default()
-        };
+        let granted =
+            Told { success: Some(true), fencing_token: Some(FencingToken::unsigned("jobs", 7)), ..Told::default() };
         assert_eq!(granted.written(), r#"{"success":true,"fencingToken":{"key":"jobs","value":7}}"#);
+        let signed = FencingToken { signature: "tenure1.x".to_owned(), ..FencingToken::unsigned("jobs", 7) };
+        let granted = Told { fencing_token: Some(signed), ..Told::default() };
+        assert_eq!(granted.written(), r#"{"fencingToken":{"key":"jobs","value":7,"signature":"tenure1.x"}}"#);
     }
 }

@@ -29,6 +29,7 @@ use crate::member::Member;
 use crate::services::ProcessWide;
 use crate::services::tenure_lock::Connected;
 use crate::services::tenure_lock::describe::{end_in_words, now_unix_ms};
+use crate::services::tenure_lock::sign;
 use walk::too_long;
 
 /// Calls under way at once, beside those that wait for their turn; beyond it no more requests are read.
@@ -176,7 +177,7 @@ impl Session {
     /// Answers what is no request.
     pub fn misunderstand(&mut self, unread: &Unread) {
         let Unread { error, key, id } = unread;
-        let fencing_token = key.as_deref().map(|key| FencingToken { key, value: 0 });
+        let fencing_token = key.as_deref().map(|key| FencingToken::unsigned(key, 0));
         let request_id = id.as_ref();
         self.wants_events |= request_id.is_some();
         self.tell(&Told {
@@ -427,12 +428,24 @@ impl Session {
     }
 
     fn succeed(&mut self, request_id: Option<&RequestId>, key: &str, token: Revision) {
-        let fencing_token = Some(FencingToken { key, value: token });
+        let fencing_token = Some(FencingToken::unsigned(key, token));
+        self.tell(&Told { success: Some(true), fencing_token, request_id, ..Told::default() });
+    }
+
+    /// What is held from now on for a whole TTL, signed for as long if this cluster signs.
+    fn vouch(&mut self, id: PlaceId, request_id: Option<&RequestId>, key: &str, token: Revision) {
+        let (keyring, place) = (self.process_wide.keyring.as_ref(), self.places.get(&id));
+        let signature = keyring.zip(place).map(|(keyring, place)| {
+            let (name, holder) = (key.as_bytes(), place.pair.client.as_bytes());
+            let cluster = self.member.status().cluster;
+            sign::sign(keyring, &sign::Grant { cluster, name, slot: None, token, holder, ttl_ms: place.ttl_ms })
+        });
+        let fencing_token = Some(FencingToken { key, value: token, signature: signature.unwrap_or_default() });
         self.tell(&Told { success: Some(true), fencing_token, request_id, ..Told::default() });
     }
 
     fn fail(&mut self, request_id: Option<&RequestId>, key: &str, error: &str) {
-        let fencing_token = Some(FencingToken { key, value: 0 });
+        let fencing_token = Some(FencingToken::unsigned(key, 0));
         self.tell(&Told { success: Some(false), fencing_token, request_id, error: Some(error), ..Told::default() });
     }
 
@@ -453,7 +466,7 @@ impl Session {
     fn tell_event(&mut self, id: PlaceId, event: Told<'_>) {
         let Some(place) = self.places.get(&id) else { return };
         if let Some(request_id) = &place.request_id {
-            let fencing_token = Some(FencingToken { key: &place.pair.key, value: place.token().unwrap_or(0) });
+            let fencing_token = Some(FencingToken::unsigned(&place.pair.key, place.token().unwrap_or(0)));
             let told = Told { fencing_token, request_id: Some(request_id), ..event };
             self.out.push_back(told.written());
         }

@@ -202,7 +202,7 @@ impl Session {
         let (key, request_id) = (place.pair.key.clone(), place.request_id.clone());
         self.set_stage(id, Stage::Held { token, renewed_at: sent, is_renewing: false }, None);
         self.expect_warning(id, sent);
-        self.succeed(request_id.as_ref(), &key, token);
+        self.vouch(id, request_id.as_ref(), &key, token);
         self.settle(id);
     }
 
@@ -228,7 +228,7 @@ impl Session {
         *renewed_at = sent.max(*renewed_at);
         let (token, renewed_at) = (*token, *renewed_at);
         self.expect_warning(id, renewed_at);
-        self.succeed(request_id, key, token);
+        self.vouch(id, request_id, key, token);
         self.end_renewal(id);
     }
 
