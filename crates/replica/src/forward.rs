@@ -179,7 +179,26 @@ impl Replica {
             return;
         }
         for envelope in commands {
-            self.take_command(from, boot, envelope);
+            match &envelope.command {
+                // As at this member itself, see `join`: the next command takes it along.
+                Command::Lock(lock) if self.can_wait(lock) => {
+                    let since_ms = self.running_ms();
+                    self.held_joins.push(HeldJoin { since_ms, term, from, boot, envelope });
+                }
+                _ => {
+                    self.send_unsent();
+                    self.take_command(from, boot, envelope);
+                }
+            }
+        }
+    }
+
+    /// What was held back goes into the log. Nobody waits for what came in another term: it is sent again.
+    pub(crate) fn append_held_joins(&mut self) {
+        for HeldJoin { term, from, boot, envelope, .. } in std::mem::take(&mut self.held_joins) {
+            if self.leading && term == self.node.raft.term {
+                self.take_command(from, boot, envelope);
+            }
         }
     }
 
@@ -223,6 +242,15 @@ impl Replica {
             self.outputs.push(Output::Send { to, message });
         }
     }
+}
+
+/// A place behind others that a member has asked for.
+pub(crate) struct HeldJoin {
+    pub(crate) since_ms: u64,
+    term: u64,
+    from: MemberId,
+    boot: u64,
+    envelope: Envelope,
 }
 
 /// What this member has forwarded and does not know the end of.

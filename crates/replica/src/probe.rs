@@ -43,4 +43,30 @@ impl Replica {
         self.probes.0.insert(to, Probe { term: message.term, behind: message.index, sent_ms: now_ms });
         false
     }
+
+    /// Whether the leader was told a moment ago that this member has all up to there: it asks with every commit index
+    /// that it tells. An answer may be lost, so it is given again to one who still asks a little later.
+    pub(crate) fn is_acknowledged_already(&mut self, message: &Message) -> bool {
+        if message.reject {
+            self.acknowledged = None;
+            return false;
+        }
+        let acknowledged = Acknowledged { to: message.to, term: message.term, index: message.index };
+        let now_ms = self.running_ms();
+        if self
+            .acknowledged
+            .is_some_and(|(last, at_ms)| last == acknowledged && now_ms < at_ms + self.config.heartbeat_ms)
+        {
+            return true;
+        }
+        self.acknowledged = Some((acknowledged, now_ms));
+        false
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Acknowledged {
+    to: MemberId,
+    term: u64,
+    index: u64,
 }

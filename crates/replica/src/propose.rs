@@ -100,7 +100,7 @@ impl Replica {
     }
 
     /// Whether a new place would stand behind so many that its turn cannot come before what is under way is done.
-    fn can_wait(&self, lock: &Lock) -> bool {
+    pub(crate) fn can_wait(&self, lock: &Lock) -> bool {
         let state = self.machine.state();
         // Each command under way may end an entry, and so bring this one to its turn.
         let under_way = self.proposals.len();
@@ -142,6 +142,9 @@ impl Replica {
     }
 
     pub(crate) fn send_unsent(&mut self) {
+        if !self.held_joins.is_empty() {
+            self.append_held_joins();
+        }
         if self.can_send() && !self.unsent.is_empty() {
             for Unsent { since_ms, command, waits } in std::mem::take(&mut self.unsent) {
                 self.propose_since(since_ms, command, waits);
@@ -158,7 +161,9 @@ impl Replica {
     }
 
     pub(crate) fn unsent_due_ms(&self) -> Option<u64> {
-        self.unsent.first().map(|unsent| unsent.since_ms + self.config.join_patience_ms)
+        let unsent = self.unsent.first().map(|unsent| unsent.since_ms);
+        let held = self.held_joins.first().map(|held| held.since_ms);
+        unsent.into_iter().chain(held).min().map(|since_ms| since_ms + self.config.join_patience_ms)
     }
 
     pub(crate) fn cancel(&mut self, call: CallId, leave: Option<Leave>) {

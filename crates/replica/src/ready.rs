@@ -82,6 +82,7 @@ impl Replica {
                 }
                 // Of a leader that is none any more.
                 MessageType::MsgSnapshot => {}
+                MessageType::MsgAppendResponse if self.is_acknowledged_already(&message) => {}
                 _ => messages.push((message.to, message::encode_raft(&message))),
             }
         }
@@ -103,15 +104,21 @@ impl Replica {
         }
         let is_leader = self.is_leader();
         self.node.advance_append_async(ready);
-        // Rule 5: all that must be durable, or must wait for what is, goes through the log in order.
-        // Of what a leader has to say only the commit index is left out: it is found again by itself.
-        if sync || !entries.is_empty() || !messages.is_empty() || (!is_leader && hard_state.is_some()) {
+        // Rule 5: all that must be durable, or must wait for what is, goes through the log in order. Only a commit
+        // index that comes alone is left out: it is found again by itself, and a follower's goes with what comes next.
+        if sync || !entries.is_empty() || !messages.is_empty() {
+            if std::mem::take(&mut self.is_commit_unsaved) && hard_state.is_none() {
+                hard_state = Some(self::hard_state(&self.node.raft.hard_state()));
+            }
             let entries = entries.into_iter().map(log_entry).collect();
             self.persist_asked = number;
             self.unpersisted_since_ms.get_or_insert(self.now.monotonic_ms - self.paused_ms);
             self.outputs.push(Output::Persist(Persist { number, snapshot, hard_state, entries, sync, messages }));
-        } else if self.persist_asked == self.persist_done {
-            self.node.on_persist_ready(number);
+        } else {
+            self.is_commit_unsaved |= !is_leader && hard_state.is_some();
+            if self.persist_asked == self.persist_done {
+                self.node.on_persist_ready(number);
+            }
         }
         if snapshot.is_some() {
             self.adopt();

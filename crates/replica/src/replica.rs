@@ -16,13 +16,13 @@ use tenure_machine::{Command, LeaseId, Leave, Machine, MemberId};
 use crate::checkpoint::Checkpoints;
 use crate::config::{Boot, Config, decode_configuration};
 use crate::deadlines::Deadlines;
-use crate::forward::{Forwards, Greeted};
+use crate::forward::{Forwards, Greeted, HeldJoin};
 use crate::install::{Arrived, SnapshotProgress};
 use crate::lock_watch::LockHub;
 use crate::log::Log;
 use crate::members::Membership;
 use crate::message::{self, PeerMessage};
-use crate::probe::Probes;
+use crate::probe::{Acknowledged, Probes};
 use crate::propose::{Proposals, Queued, Unsent, Waits};
 use crate::question::{PeerAnswers, Question, Questions};
 use crate::read::{Confirmed, Reads};
@@ -95,6 +95,12 @@ pub struct Replica {
     pub(crate) persist_done: u64,
     pub(crate) last_ready: u64,
     pub(crate) unpersisted_since_ms: Option<u64>,
+    /// The log does not know how far this follower knows to be committed.
+    pub(crate) is_commit_unsaved: bool,
+    /// What the leader was told last of this member's log, and when.
+    pub(crate) acknowledged: Option<(Acknowledged, u64)>,
+    /// Places in queues that other members ask for and that can wait a little, in the term in which they came.
+    pub(crate) held_joins: Vec<HeldJoin>,
     pub(crate) timeouts_due_ms: u64,
     /// Compaction has left something to free.
     pub(crate) is_trimming: bool,
@@ -194,6 +200,9 @@ impl Replica {
             persist_done: 0,
             last_ready: 0,
             unpersisted_since_ms: None,
+            is_commit_unsaved: false,
+            acknowledged: None,
+            held_joins: Vec::new(),
             timeouts_due_ms: 0,
             is_trimming: false,
             cancelled: Vec::new(),
