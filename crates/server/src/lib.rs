@@ -1,6 +1,7 @@
 //! The tokio shell around a replica: driver, services, HTTP.
 #![forbid(unsafe_code)]
 
+mod authority;
 mod calls;
 pub mod config;
 pub mod data;
