@@ -7,6 +7,7 @@ pub mod config;
 pub mod data;
 pub mod driver;
 pub mod http;
+mod leadership;
 pub mod limits;
 pub mod listen;
 mod log;

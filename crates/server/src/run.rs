@@ -27,6 +27,7 @@ use crate::driver::{Driver, Ending, Writes};
 use crate::http::grpc::{Services, ServicesBuilder};
 use crate::http::health::Health;
 use crate::http::{Connection, Front, leader};
+use crate::leadership;
 use crate::listen::{ListenError, Listener, Network, Stopping};
 use crate::member::{Member, random_u64};
 use crate::metrics::Metrics;
@@ -187,6 +188,7 @@ async fn live(
             None => tokio::select! {
                 never = network.accept(&listener) => match never {},
                 never = report_health(&health, &reporter) => match never {},
+                never = leadership::tell(&member, &outbox, &config) => match never {},
                 fault = &mut peer_accept => Err(fault.into()),
                 () = shutdown => Ok(()),
                 ending = ended => Err(ending.map_or_else(|_: oneshot::error::RecvError| gone(), RunError::from)),
