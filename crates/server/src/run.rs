@@ -84,10 +84,11 @@ pub fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), Run
 
 /// As [`run`]; tells the address of the client port as soon as the member answers there.
 pub fn run_with(
-    mut config: Config,
+    config: Config,
     ready: impl FnOnce(SocketAddr),
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
+    let mut config = config.without_schemes();
     config.validate()?;
     let control = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(RunError::Control)?;
     control.block_on(async {
