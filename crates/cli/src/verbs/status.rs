@@ -154,11 +154,13 @@ impl Row {
     }
 
     fn absent(member: &Member) -> Row {
+        let expected =
+            member.peer_addresses.first().map_or("", |url| url.split_once("://").map_or(url, |(_, rest)| rest));
         Row {
             name: member.name.clone(),
             endpoint: address_of(member).unwrap_or_default(),
             member: Some(member.id),
-            health: "has not started".to_owned(),
+            health: format!("has not started, expected at {expected}"),
             lag: 0,
             status: None,
         }
