@@ -4,6 +4,7 @@
 pub mod cluster;
 pub mod place;
 pub mod proxy;
+pub mod state;
 pub mod store;
 
 use std::io::{BufRead, BufReader, Read};
