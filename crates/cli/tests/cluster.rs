@@ -188,6 +188,30 @@ fn another_leads_when_the_leader_is_killed_and_it_comes_back_with_nothing_but_it
 }
 
 #[test]
+fn its_data_directory_alone_tells_a_member_who_and_where_it_is() {
+    let mut cluster = Cluster::start(3);
+    let restarted = cluster.follower();
+    cluster.members[0].run(&["put", "a", "b"]).ok();
+    let Member { name, data, address, .. } = &cluster.members[restarted];
+    let (name, data, address) = (name.clone(), data.clone(), address.clone());
+    let listed = |cluster: &Cluster| {
+        let listed = cluster.members[0].json(&["member", "list"])?;
+        listed["members"].as_array()?.iter().find(|member| member["name"] == name.as_str()).cloned()
+    };
+    let before = listed(&cluster).expect("it is listed");
+    cluster.members[restarted].kill();
+    cluster.members[restarted].server = Some(Server::spawn_as_told(&data, address, &[]));
+    cluster.members[restarted].wait_until_ready();
+    assert_eq!(cluster.members[restarted].run(&["get", "a", "--value-only"]).ok(), "b\n");
+    let after = listed(&cluster).expect("it is listed");
+    for field in ["id", "peer_addresses", "client_addresses"] {
+        assert_eq!(after[field], before[field]);
+    }
+    let said = cluster.members[restarted].server().stderr();
+    assert!(said.contains(&format!("\"name\":\"{name}\"")), "{said}");
+}
+
+#[test]
 fn a_peer_that_is_killed_and_comes_back_costs_one_line_each_time() {
     let mut cluster = Cluster::start(3);
     let killed = cluster.follower();

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tenure_machine::{Member, MemberId};
 
 use crate::limits::{self, Limits};
 
@@ -82,6 +83,17 @@ pub struct Config {
     pub signing_key: Option<PathBuf>,
 
     pub limits: Limits,
+
+    /// Which addresses are as above only because nobody said anything.
+    #[serde(skip)]
+    pub unsaid: Unsaid,
+}
+
+/// Addresses that were left open: a member that starts again keeps those it had.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Unsaid {
+    pub client: bool,
+    pub peer: bool,
 }
 
 impl Default for Config {
@@ -114,6 +126,7 @@ impl Default for Config {
             network_threads: 0,
             signing_key: None,
             limits: Limits::default(),
+            unsaid: Unsaid::default(),
         }
     }
 }
@@ -140,6 +153,8 @@ pub enum ConfigError {
          or say --peer-advertise {address} if that is where others reach it"
     )]
     OwnAddress { address: String, listen: SocketAddr },
+    #[error("the others know this member at {address}: say with {setting} where it listens")]
+    Whereabouts { setting: &'static str, address: String },
     #[error("{setting} {value:?} is no HOST:PORT")]
     Address { setting: &'static str, value: String },
     #[error("--listen and --peer-listen are both {0}: give them different ports")]
@@ -190,6 +205,19 @@ impl Config {
             *cluster = entries.collect::<Vec<_>>().join(",");
         }
         self
+    }
+
+    /// A member of several starts again where it was, unless it is told otherwise: nobody looks for it elsewhere.
+    pub(crate) fn recall(&mut self, own: MemberId, members: &[Member]) -> Result<(), ConfigError> {
+        let known = members.iter().find(|member| member.id == own).filter(|_| members.len() > 1);
+        let Some(known) = known else { return Ok(()) };
+        if let Some(url) = known.client_urls.first().filter(|_| self.unsaid.client) {
+            self.listen = recalled("--listen", url)?;
+        }
+        if let Some(url) = known.peer_urls.first().filter(|_| self.unsaid.peer) {
+            self.peer_listen = recalled("--peer-listen", url)?;
+        }
+        Ok(())
     }
 
     pub fn validate(&self) -> Result<(), ConfigError> {
@@ -420,6 +448,11 @@ pub(crate) fn is_host_and_port(text: &str) -> bool {
     host_is_plain && bracketed_if_v6 && port.parse::<u16>().is_ok()
 }
 
+fn recalled(setting: &'static str, url: &str) -> Result<SocketAddr, ConfigError> {
+    let address = url.split_once("://").map_or(url, |(_, address)| address);
+    address.parse().map_err(|_| ConfigError::Whereabouts { setting, address: address.to_owned() })
+}
+
 fn is_everywhere(address: &str) -> bool {
     address.parse::<SocketAddr>().is_ok_and(|address| address.ip().to_canonical().is_unspecified())
 }
@@ -541,6 +574,32 @@ mod tests {
             let error = at(cluster, listen, None).unwrap_err();
             assert!(matches!(error, ConfigError::OwnAddress { .. }), "{error}");
         }
+    }
+
+    #[test]
+    fn a_member_that_starts_again_keeps_the_addresses_it_had() {
+        let member = |id, client: &str, peer: &str| Member {
+            id,
+            name: format!("n{id}"),
+            client_urls: vec![format!("http://{client}")],
+            peer_urls: vec![format!("http://{peer}")],
+            learner: false,
+        };
+        let members = [member(1, "10.0.0.1:4001", "10.0.0.1:4002"), member(2, "a:1", "b:2")];
+        let recalled = |own: MemberId, members: &[Member], unsaid: Unsaid| {
+            let mut config = Config { unsaid, ..Config::default() };
+            config.recall(own, members).map(|()| (config.listen.to_string(), config.peer_listen.to_string()))
+        };
+        let at = |client: &str, peer: &str| Ok((client.to_owned(), peer.to_owned()));
+        let both = Unsaid { client: true, peer: true };
+        assert_eq!(recalled(1, &members, both), at("10.0.0.1:4001", "10.0.0.1:4002"));
+        assert_eq!(recalled(1, &members, Unsaid { client: true, peer: false }), at("10.0.0.1:4001", "127.0.0.1:2380"));
+        assert_eq!(recalled(1, &members, Unsaid::default()), at("127.0.0.1:2379", "127.0.0.1:2380"));
+        // Nobody looks for one that is alone, and for one that is not known.
+        assert_eq!(recalled(1, &members[..1], both), at("127.0.0.1:2379", "127.0.0.1:2380"));
+        assert_eq!(recalled(9, &members, both), at("127.0.0.1:2379", "127.0.0.1:2380"));
+        let error = recalled(2, &members, both).unwrap_err();
+        assert_eq!(error, ConfigError::Whereabouts { setting: "--listen", address: "a:1".to_owned() });
     }
 
     #[test]
