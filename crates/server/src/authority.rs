@@ -218,46 +218,63 @@ fn integer(block: &[u8], mut at: usize, prefix_bits: u32) -> Option<(usize, usiz
     None
 }
 
-/// A scheme, and what takes its place; both also as Huffman's code of HPACK has them, from the first bit on.
+/// A letter in HPACK's code of Huffman: its bits, and how many they are.
+type Code = (u64, u32);
+
+const H: Code = (0x27, 6);
+const T: Code = (0x09, 5);
+const P: Code = (0x2b, 6);
+const S: Code = (0x08, 5);
+const COLON: Code = (0x5c, 7);
+const SLASH: Code = (0x18, 6);
+// As long as a colon and as a slash.
+const X: Code = (0x79, 7);
+const DASH: Code = (0x16, 6);
+
+/// A scheme, and what takes its place; both as they are and packed.
 struct Scheme {
     plain: [&'static [u8]; 2],
-    packed: [u64; 2],
-    packed_bits: u32,
+    packed: [Code; 2],
 }
 
 const SCHEMES: [Scheme; 2] = [
     Scheme {
         plain: [b"http://", b"httpx--"],
-        packed: [0b100111_01001_01001_101011_1011100_011000_011000, 0b100111_01001_01001_101011_1111001_010110_010110],
-        packed_bits: 41,
+        packed: [pack([H, T, T, P, COLON, SLASH, SLASH]), pack([H, T, T, P, X, DASH, DASH])],
     },
     Scheme {
         plain: [b"https://", b"httpsx--"],
-        packed: [
-            0b100111_01001_01001_101011_01000_1011100_011000_011000,
-            0b100111_01001_01001_101011_01000_1111001_010110_010110,
-        ],
-        packed_bits: 46,
+        packed: [pack([H, T, T, P, S, COLON, SLASH, SLASH]), pack([H, T, T, P, S, X, DASH, DASH])],
     },
 ];
 
+const fn pack<const LENGTH: usize>(letters: [Code; LENGTH]) -> Code {
+    let (mut bits, mut count, mut at) = (0, 0, 0);
+    while at < LENGTH {
+        bits = bits << letters[at].1 | letters[at].0;
+        count += letters[at].1;
+        at += 1;
+    }
+    (bits, count)
+}
+
 fn overwrite_scheme(value: &mut [u8], is_packed: bool) -> bool {
-    for Scheme { plain, packed, packed_bits } in &SCHEMES {
+    for Scheme { plain, packed: [(scheme, count), (other, _)] } in &SCHEMES {
         if !is_packed && value.starts_with(plain[0]) {
             value[..plain[1].len()].copy_from_slice(plain[1]);
             return true;
         }
-        if !is_packed || value.len() < packed_bits.div_ceil(8) as usize {
+        if !is_packed || value.len() < count.div_ceil(8) as usize {
             continue;
         }
         let mut head = [0; 8];
-        let count = value.len().min(head.len());
-        head[..count].copy_from_slice(&value[..count]);
+        let length = value.len().min(head.len());
+        head[..length].copy_from_slice(&value[..length]);
         let bits = u64::from_be_bytes(head);
-        let shift = u64::BITS - packed_bits;
-        if bits >> shift == packed[0] {
-            let renamed = bits ^ ((packed[0] ^ packed[1]) << shift);
-            value[..count].copy_from_slice(&renamed.to_be_bytes()[..count]);
+        let shift = u64::BITS - count;
+        if bits >> shift == *scheme {
+            let renamed = bits ^ ((scheme ^ other) << shift);
+            value[..length].copy_from_slice(&renamed.to_be_bytes()[..length]);
             return true;
         }
     }
