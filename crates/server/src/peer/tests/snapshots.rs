@@ -78,10 +78,11 @@ async fn a_snapshot_arrives_verified_and_durable() {
     one.outbox.send_snapshot(order(INDEX));
     assert_received(&mut two, hash).await;
     assert_sent(&mut one, INDEX, true).await;
-    // Once more: it has it already.
+    // Once more: it has it already. Raft hears of the offer, and answers how far it is; the file stays away.
     two.set_applied(INDEX);
     one.outbox.send_snapshot(order(INDEX));
     assert_sent(&mut one, INDEX, true).await;
+    assert_eq!(two.next_message().await, (1, Bytes::from_static(b"goes along")));
     assert!(two.heard_nothing());
 }
 
