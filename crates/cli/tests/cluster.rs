@@ -188,6 +188,30 @@ fn another_leads_when_the_leader_is_killed_and_it_comes_back_with_nothing_but_it
 }
 
 #[test]
+fn its_data_directory_alone_tells_a_member_who_and_where_it_is() {
+    let mut cluster = Cluster::start(3);
+    let restarted = cluster.follower();
+    cluster.members[0].run(&["put", "a", "b"]).ok();
+    let Member { name, data, address, .. } = &cluster.members[restarted];
+    let (name, data, address) = (name.clone(), data.clone(), address.clone());
+    let listed = |cluster: &Cluster| {
+        let listed = cluster.members[0].json(&["member", "list"])?;
+        listed["members"].as_array()?.iter().find(|member| member["name"] == name.as_str()).cloned()
+    };
+    let before = listed(&cluster).expect("it is listed");
+    cluster.members[restarted].kill();
+    cluster.members[restarted].server = Some(Server::spawn_as_told(&data, address, &[]));
+    cluster.members[restarted].wait_until_ready();
+    assert_eq!(cluster.members[restarted].run(&["get", "a", "--value-only"]).ok(), "b\n");
+    let after = listed(&cluster).expect("it is listed");
+    for field in ["id", "peer_addresses", "client_addresses"] {
+        assert_eq!(after[field], before[field]);
+    }
+    let said = cluster.members[restarted].server().stderr();
+    assert!(said.contains(&format!("\"name\":\"{name}\"")), "{said}");
+}
+
+#[test]
 fn a_peer_that_is_killed_and_comes_back_costs_one_line_each_time() {
     let mut cluster = Cluster::start(3);
     let killed = cluster.follower();
@@ -398,7 +422,56 @@ fn mistakes_are_told_in_one_sentence() {
     same.start(&["--name", "n1", "--join", &peer]);
     let said = same.ended(1);
     assert!(said.contains("a member named n1 exists already"), "{said}");
-    // The last one cannot go.
+    // The port for clients instead of that for peers.
+    let mut astray = Member::new(one.directory.path(), "astray");
+    astray.start(&["--name", "n2", "--join", &one.members[0].address]);
+    let said = astray.ended(1);
+    assert!(said.contains("no member listens for others there") && said.contains("2380"), "{said}");
+    // The last one cannot go, by no means.
     let said = one.members[0].run(&["member", "leave"]).failed(1);
     assert!(said.contains("not enough started members"), "{said}");
+    let said = one.members[0].run(&["member", "remove", "n1", "--force"]).failed(1);
+    assert!(said.contains("nobody would be left who votes"), "{said}");
+}
+
+#[test]
+fn whoever_is_needed_for_a_majority_is_told_at_once_that_it_cannot_go() {
+    let mut cluster = Cluster::start(3);
+    let (leader, gone) = (cluster.leader(), cluster.follower());
+    let stays = 3 - leader - gone;
+    cluster.members[gone].kill();
+    // One that was heard of within two election timeouts counts as there.
+    std::thread::sleep(Duration::from_secs(3));
+    let address = cluster.members[stays].address.clone();
+    // With the patience that a person at a terminal has, which is less than a member's.
+    let said = tenure(&["member", "leave", "--endpoints", &address, "--timeout", "5s"]).failed(1);
+    assert!(said.contains("not enough started members") && said.contains("--force"), "{said}");
+    let name = cluster.members[stays].name.clone();
+    let said = cluster.members[leader].run(&["member", "remove", &name]).failed(1);
+    assert!(said.contains("start one of them first, or say --force"), "{said}");
+    // Who is gone may go.
+    let name = cluster.members[gone].name.clone();
+    cluster.members[stays].run(&["member", "remove", &name]).ok();
+}
+
+#[test]
+fn the_log_tells_who_leads_and_that_nobody_does() {
+    let mut cluster = Cluster::start(3);
+    let leader = cluster.leader();
+    let name = cluster.members[leader].name.clone();
+    let follower = cluster.follower();
+    let said = |member: &mut Member, text: &str| member.server().stderr().contains(text).then_some(());
+    eventually("the leader says so", || said(&mut cluster.members[leader], "this member leads"));
+    eventually("a follower names it", || {
+        said(&mut cluster.members[follower], "\"message\":\"another member leads\"")?;
+        said(&mut cluster.members[follower], &format!("\"leader\":\"{name}\""))
+    });
+    let other = 3 - leader - follower;
+    cluster.members[leader].kill();
+    cluster.members[other].kill();
+    eventually("who is left says that nobody leads", || said(&mut cluster.members[follower], "no leader: too few"));
+    // Who belongs to the cluster can be seen all the same.
+    let listed = cluster.members[follower].run(&["member", "list"]);
+    assert!(listed.stderr.contains("nobody leads"), "{}", listed.stderr);
+    assert_eq!(listed.stdout.lines().count(), 4, "{}", listed.stdout);
 }

@@ -27,6 +27,9 @@ fn a_backup_or_a_stopped_member_begins_a_new_cluster() {
         assert!(said.contains("--new-cluster") && !std::path::Path::new(&new).exists(), "{said}");
         let said = shell::tenure(&["snapshot", "restore", from, "--data-dir", &new, "--new-cluster"]).ok();
         assert!(said.contains("tenure serve --data-dir") && said.contains("1 leases and 1 keys"), "{said}");
+        let few = ["snapshot", "restore", from, "--data-dir", "x", "--new-cluster", "--revisions-beyond", "0"];
+        let said = shell::tenure(&few).failed(2);
+        assert!(said.contains("--revisions-beyond"), "tokens of then would be issued again: {said}");
         let again = shell::tenure(&["snapshot", "restore", from, "--data-dir", &new, "--new-cluster"]).failed(1);
         assert!(again.contains("a member's already"), "{again}");
 

@@ -1,8 +1,9 @@
 //! What a replica is told when it starts.
 
 use bytes::Bytes;
-use tenure_machine::{Machine, MemberId};
+use tenure_machine::{Command, Machine, Member, MemberChange, MemberId, codec};
 
+use crate::members::each;
 use crate::{HardState, LogEntry};
 
 #[derive(Debug, Clone)]
@@ -96,6 +97,34 @@ impl Boot {
             entries: Vec::new(),
         }
     }
+
+    /// Who belongs to the cluster, and where they are, as far as the log says: what it holds is not applied before it
+    /// is known to be committed, and by then a member must have its addresses.
+    pub fn members(&self) -> Vec<Member> {
+        let mut members = self.machine.state().members();
+        for entry in &self.entries {
+            // Changes of raft's configuration carry the command along.
+            let data = if entry.context.is_empty() { &entry.data } else { &entry.context };
+            let Ok(envelope) = codec::decode(data.clone()) else { continue };
+            match envelope.command {
+                Command::Publish(member) => list(&mut members, &MemberChange::Update { member }),
+                Command::ChangeMembers(change) => each(&change).iter().for_each(|change| list(&mut members, change)),
+                _ => {}
+            }
+        }
+        members
+    }
+}
+
+fn list(members: &mut Vec<Member>, change: &MemberChange) {
+    match change {
+        MemberChange::Add { member } | MemberChange::Update { member } => {
+            members.retain(|known| known.id != member.id);
+            members.push(member.clone());
+        }
+        MemberChange::Remove { id, .. } => members.retain(|known| known.id != *id),
+        MemberChange::Promote { .. } | MemberChange::Together(_) => {}
+    }
 }
 
 /// The index and term of the state that a new cluster starts from: raft needs the first
@@ -114,4 +143,41 @@ pub(crate) fn encode_configuration(configuration: &raft::eraftpb::ConfState) -> 
 
 pub(crate) fn decode_configuration(bytes: &[u8]) -> Option<raft::eraftpb::ConfState> {
     prost011::Message::decode(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use tenure_machine::Envelope;
+
+    use super::*;
+
+    fn member(id: MemberId, address: &str) -> Member {
+        Member { id, name: format!("n{id}"), peer_urls: vec![address.to_owned()], client_urls: vec![], learner: false }
+    }
+
+    fn encoded(command: Command) -> Bytes {
+        let mut bytes = Vec::new();
+        codec::encode(&Envelope { wall_ms: 0, origin: None, command }, &mut bytes);
+        bytes.into()
+    }
+
+    #[test]
+    fn members_are_as_the_log_has_them() {
+        let mut boot = Boot::joining();
+        let publish = |id, address| encoded(Command::Publish(member(id, address)));
+        let change = |change| encoded(Command::ChangeMembers(change));
+        let entries = [
+            (publish(1, "a:1"), Bytes::new()),
+            (publish(2, "b:1"), Bytes::new()),
+            (Bytes::from_static(b"of raft"), change(MemberChange::Add { member: member(3, "c:1") })),
+            (change(MemberChange::Update { member: member(2, "b:2") }), Bytes::new()),
+            (Bytes::from_static(b"of raft"), change(MemberChange::Remove { id: 1, force: false })),
+            (Bytes::from_static(b"no command"), Bytes::new()),
+        ];
+        let entry = |(index, (data, context))| LogEntry { index, term: 1, kind: 0, data, context };
+        boot.entries = (1..).zip(entries).map(entry).collect();
+        let mut members = boot.members();
+        members.sort_by_key(|member| member.id);
+        assert_eq!(members, [member(2, "b:2"), member(3, "c:1")]);
+    }
 }

@@ -359,7 +359,7 @@ pub(crate) fn changes_configuration(change: &MemberChange) -> bool {
     !raft_changes(change).is_empty()
 }
 
-fn each(change: &MemberChange) -> &[MemberChange] {
+pub(crate) fn each(change: &MemberChange) -> &[MemberChange] {
     match change {
         MemberChange::Together(changes) => changes,
         one => std::slice::from_ref(one),

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tenure_machine::{Member, MemberId};
 
 use crate::limits::{self, Limits};
 
@@ -82,6 +83,17 @@ pub struct Config {
     pub signing_key: Option<PathBuf>,
 
     pub limits: Limits,
+
+    /// Which addresses are as above only because nobody said anything.
+    #[serde(skip)]
+    pub unsaid: Unsaid,
+}
+
+/// Addresses that were left open: a member that starts again keeps those it had.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Unsaid {
+    pub client: bool,
+    pub peer: bool,
 }
 
 impl Default for Config {
@@ -114,6 +126,7 @@ impl Default for Config {
             network_threads: 0,
             signing_key: None,
             limits: Limits::default(),
+            unsaid: Unsaid::default(),
         }
     }
 }
@@ -133,6 +146,15 @@ pub enum ConfigError {
     Insecure { setting: &'static str, address: SocketAddr },
     #[error("{listen} means all addresses of this machine: say with {advertise} HOST:PORT at which one it is found")]
     Unadvertised { listen: &'static str, advertise: &'static str },
+    #[error("{setting} {value} means all addresses of a machine: name one at which it is found")]
+    Everywhere { setting: &'static str, value: String },
+    #[error(
+        "--cluster says that this member is at {address}, but it listens at {listen}: set --peer-listen to its address, \
+         or say --peer-advertise {address} if that is where others reach it"
+    )]
+    OwnAddress { address: String, listen: SocketAddr },
+    #[error("the others know this member at {address}: say with {setting} where it listens")]
+    Whereabouts { setting: &'static str, address: String },
     #[error("{setting} {value:?} is no HOST:PORT")]
     Address { setting: &'static str, value: String },
     #[error("--listen and --peer-listen are both {0}: give them different ports")]
@@ -145,6 +167,8 @@ pub enum ConfigError {
     TwiceInCluster(String),
     #[error("--cluster starts a new cluster and --join enters a running one: give one of them")]
     ClusterAndJoin,
+    #[error("--learner is for a member that enters a running cluster: it goes with --join")]
+    LearnerAlone,
     #[error("{lower} ({lower_value:?}) must be {relation} {upper} ({upper_value:?}): {reason}")]
     Times {
         lower: &'static str,
@@ -164,6 +188,36 @@ impl Config {
     /// Reads a TOML file's text. What it does not mention has its default. Not yet validated.
     pub fn from_toml(text: &str) -> Result<Config, ConfigError> {
         toml::from_str(text).map_err(|error| ConfigError::Syntax(error.to_string()))
+    }
+
+    /// With addresses for which a URL was given, as etcd's flags have them, reduced to what counts.
+    #[must_use]
+    pub fn without_schemes(mut self) -> Config {
+        let bare = |address: &str| address.strip_prefix("http://").unwrap_or(address).to_owned();
+        for address in [&mut self.advertise, &mut self.peer_advertise, &mut self.join].into_iter().flatten() {
+            *address = bare(address);
+        }
+        if let Some(cluster) = &mut self.cluster {
+            let entries = cluster.split(',').map(|entry| match entry.split_once('=') {
+                Some((name, address)) => format!("{name}={}", bare(address)),
+                None => entry.to_owned(),
+            });
+            *cluster = entries.collect::<Vec<_>>().join(",");
+        }
+        self
+    }
+
+    /// A member of several starts again where it was, unless it is told otherwise: nobody looks for it elsewhere.
+    pub(crate) fn recall(&mut self, own: MemberId, members: &[Member]) -> Result<(), ConfigError> {
+        let known = members.iter().find(|member| member.id == own).filter(|_| members.len() > 1);
+        let Some(known) = known else { return Ok(()) };
+        if let Some(url) = known.client_urls.first().filter(|_| self.unsaid.client) {
+            self.listen = recalled("--listen", url)?;
+        }
+        if let Some(url) = known.peer_urls.first().filter(|_| self.unsaid.peer) {
+            self.peer_listen = recalled("--peer-listen", url)?;
+        }
+        Ok(())
     }
 
     pub fn validate(&self) -> Result<(), ConfigError> {
@@ -271,6 +325,9 @@ impl Config {
                 Some(value) if !is_host_and_port(value) => {
                     return Err(ConfigError::Address { setting: advertise, value: value.clone() });
                 }
+                Some(value) if is_everywhere(value) => {
+                    return Err(ConfigError::Everywhere { setting: advertise, value: value.clone() });
+                }
                 None if address.ip().is_unspecified() => return Err(ConfigError::Unadvertised { listen, advertise }),
                 _ => {}
             }
@@ -281,7 +338,27 @@ impl Config {
         if let Some(value) = self.join.as_ref().filter(|value| !is_host_and_port(value)) {
             return Err(ConfigError::Address { setting: "--join", value: value.clone() });
         }
-        self.initial_cluster().map(drop)
+        if self.learner && self.join.is_none() {
+            return Err(ConfigError::LearnerAlone);
+        }
+        self.initial_cluster()?;
+        match self.address_in_cluster().filter(|address| !self.is_at(address)) {
+            Some(address) => Err(ConfigError::OwnAddress { address, listen: self.peer_listen }),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether others that look for this member at an address can find it there, as far as it can tell.
+    fn is_at(&self, address: &str) -> bool {
+        if self.peer_advertise.is_some() || self.peer_listen.port() == 0 {
+            return true;
+        }
+        match address.parse::<SocketAddr>() {
+            Ok(address) if self.peer_listen.ip().is_unspecified() => address.port() == self.peer_listen.port(),
+            Ok(address) => address == self.peer_listen,
+            // A name may be anywhere, but a port is a port.
+            Err(_) => address.ends_with(&format!(":{}", self.peer_listen.port())),
+        }
     }
 
     fn validate_times(&self) -> Result<(), ConfigError> {
@@ -369,6 +446,15 @@ pub(crate) fn is_host_and_port(text: &str) -> bool {
     let host_is_plain = !host.is_empty() && !host.contains(['/', '@', ' ', ',']);
     let bracketed_if_v6 = !host.contains(':') || (host.starts_with('[') && host.ends_with(']'));
     host_is_plain && bracketed_if_v6 && port.parse::<u16>().is_ok()
+}
+
+fn recalled(setting: &'static str, url: &str) -> Result<SocketAddr, ConfigError> {
+    let address = url.split_once("://").map_or(url, |(_, address)| address);
+    address.parse().map_err(|_| ConfigError::Whereabouts { setting, address: address.to_owned() })
+}
+
+fn is_everywhere(address: &str) -> bool {
+    address.parse::<SocketAddr>().is_ok_and(|address| address.ip().to_canonical().is_unspecified())
 }
 
 #[cfg(test)]
@@ -463,6 +549,94 @@ mod tests {
             }),
             Err(ConfigError::ClusterAndJoin)
         );
+    }
+
+    #[test]
+    fn a_member_has_to_listen_where_the_cluster_looks_for_it() {
+        let at = |cluster: &str, listen: &str, advertise: Option<&str>| {
+            changed(|c| {
+                c.insecure = true;
+                c.cluster = Some(cluster.to_owned());
+                c.peer_listen = listen.parse().unwrap();
+                c.peer_advertise = advertise.map(str::to_owned);
+            })
+        };
+        at("default=10.0.0.1:2380", "10.0.0.1:2380", None).unwrap();
+        at("default=10.0.0.1:2380", "0.0.0.0:2380", None).unwrap();
+        at("default=n1.example:2380", "127.0.0.1:2380", None).unwrap();
+        at("default=10.0.0.1:7000", "127.0.0.1:2380", Some("10.0.0.1:7000")).unwrap();
+        for (cluster, listen) in [
+            ("default=10.0.0.1:2380", "127.0.0.1:2380"),
+            ("default=10.0.0.1:2381", "10.0.0.1:2380"),
+            ("default=10.0.0.1:2381", "0.0.0.0:2380"),
+            ("default=n1.example:2381", "127.0.0.1:2380"),
+        ] {
+            let error = at(cluster, listen, None).unwrap_err();
+            assert!(matches!(error, ConfigError::OwnAddress { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_member_that_starts_again_keeps_the_addresses_it_had() {
+        let member = |id, client: &str, peer: &str| Member {
+            id,
+            name: format!("n{id}"),
+            client_urls: vec![format!("http://{client}")],
+            peer_urls: vec![format!("http://{peer}")],
+            learner: false,
+        };
+        let members = [member(1, "10.0.0.1:4001", "10.0.0.1:4002"), member(2, "a:1", "b:2")];
+        let recalled = |own: MemberId, members: &[Member], unsaid: Unsaid| {
+            let mut config = Config { unsaid, ..Config::default() };
+            config.recall(own, members).map(|()| (config.listen.to_string(), config.peer_listen.to_string()))
+        };
+        let at = |client: &str, peer: &str| Ok((client.to_owned(), peer.to_owned()));
+        let both = Unsaid { client: true, peer: true };
+        assert_eq!(recalled(1, &members, both), at("10.0.0.1:4001", "10.0.0.1:4002"));
+        assert_eq!(recalled(1, &members, Unsaid { client: true, peer: false }), at("10.0.0.1:4001", "127.0.0.1:2380"));
+        assert_eq!(recalled(1, &members, Unsaid::default()), at("127.0.0.1:2379", "127.0.0.1:2380"));
+        // Nobody looks for one that is alone, and for one that is not known.
+        assert_eq!(recalled(1, &members[..1], both), at("127.0.0.1:2379", "127.0.0.1:2380"));
+        assert_eq!(recalled(9, &members, both), at("127.0.0.1:2379", "127.0.0.1:2380"));
+        let error = recalled(2, &members, both).unwrap_err();
+        assert_eq!(error, ConfigError::Whereabouts { setting: "--listen", address: "a:1".to_owned() });
+    }
+
+    #[test]
+    fn nobody_is_found_everywhere() {
+        for (setting, result) in [
+            ("--advertise", changed(|c| c.advertise = Some("0.0.0.0:2379".to_owned()))),
+            ("--peer-advertise", changed(|c| c.peer_advertise = Some("[::]:2380".to_owned()))),
+        ] {
+            let error = result.unwrap_err();
+            assert!(matches!(&error, ConfigError::Everywhere { setting: named, .. } if *named == setting), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_learner_is_one_that_joins() {
+        assert_eq!(changed(|c| c.learner = true), Err(ConfigError::LearnerAlone));
+        changed(|c| {
+            c.learner = true;
+            c.join = Some("127.0.0.1:4000".to_owned());
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn addresses_may_be_given_as_etcd_has_them() {
+        let text = |text: &str| Some(text.to_owned());
+        let config = Config {
+            advertise: text("http://a:1"),
+            peer_advertise: text("http://b:2"),
+            join: text("http://c:3"),
+            cluster: text("n1=http://d:4,n2=e:5,n3=https://f:6"),
+            ..Config::default()
+        };
+        let config = config.without_schemes();
+        assert_eq!([config.advertise, config.peer_advertise, config.join], [text("a:1"), text("b:2"), text("c:3")]);
+        // There is no TLS to speak to that one with.
+        assert_eq!(config.cluster, text("n1=d:4,n2=e:5,n3=https://f:6"));
     }
 
     #[test]

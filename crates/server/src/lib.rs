@@ -1,11 +1,13 @@
 //! The tokio shell around a replica: driver, services, HTTP.
 #![forbid(unsafe_code)]
 
+mod authority;
 mod calls;
 pub mod config;
 pub mod data;
 pub mod driver;
 pub mod http;
+mod leadership;
 pub mod limits;
 pub mod listen;
 mod log;

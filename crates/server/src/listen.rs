@@ -27,6 +27,7 @@ use tokio::sync::{mpsc, watch};
 use tonic::codegen::StdError;
 use tonic::transport::server::TcpConnectInfo;
 
+use crate::authority::Named;
 use crate::config::Config;
 use crate::limits;
 use crate::metrics::{Counters, Metrics};
@@ -326,7 +327,8 @@ async fn serve_connection<S: ConnectionService>(
         }
         () = &mut draining => return,
     }
-    let mut connection = std::pin::pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
+    let mut connection =
+        std::pin::pin!(builder.serve_connection_with_upgrades(TokioIo::new(Named::new(stream)), service));
     let result = tokio::select! {
         biased;
         result = connection.as_mut() => result,

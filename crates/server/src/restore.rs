@@ -15,13 +15,14 @@ pub const REVISIONS_BEYOND: u64 = 1 << 30;
 
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
-    #[error("{}: {source}", path.display())]
-    Open { path: PathBuf, source: OpenError },
-    #[error("{}: {source}", path.display())]
+    /// Names the directory by itself.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error("{} cannot be read or written", path.display())]
     Fault { path: PathBuf, source: Fault },
-    #[error("{}: {source}; it was written by a newer version, or is damaged", path.display())]
+    #[error("{} was written by a newer version, or is damaged", path.display())]
     Snapshot { path: PathBuf, source: SnapshotError },
-    #[error("{}: log entry {index}: {source}", path.display())]
+    #[error("{}: log entry {index}", path.display())]
     Entry { path: PathBuf, index: u64, source: codec::DecodeError },
     #[error("{} is no data directory of a member", .0.display())]
     NotAMember(PathBuf),
@@ -39,8 +40,7 @@ pub fn read_member(path: &Path) -> Result<Machine, RestoreError> {
     if !path.is_dir() {
         return Err(RestoreError::NotAMember(path.to_owned()));
     }
-    let opened = Store::open(OsDisk::default(), path, Options::default())
-        .map_err(|source| RestoreError::Open { path: path.to_owned(), source })?;
+    let opened = Store::open(OsDisk::default(), path, Options::default())?;
     let Opened::Existing(store, recovered) = opened else { return Err(RestoreError::NotAMember(path.to_owned())) };
     let mut reader = store.snapshot_reader().map_err(fault)?;
     let mut restore = Restore::new();
@@ -69,8 +69,7 @@ pub fn begin_new_cluster(machine: &Machine, revisions_beyond: u64, directory: &P
     let no_revisions = || RestoreError::NoRevisionsLeft(revisions_beyond);
     let mut reborn = machine.state().reborn(revisions_beyond).ok_or_else(no_revisions)?;
     reborn.skip(FIRST_INDEX, FIRST_TERM);
-    let opened = Store::open(OsDisk::default(), directory, Options::default())
-        .map_err(|source| RestoreError::Open { path: directory.to_owned(), source })?;
+    let opened = Store::open(OsDisk::default(), directory, Options::default())?;
     let Opened::Empty(blank) = opened else { return Err(RestoreError::InUse(directory.to_owned())) };
     let identity = Identity {
         cluster_id: random_u64().max(1),

@@ -21,12 +21,13 @@ use tonic_health::ServingStatus;
 use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::{HealthReporter, HealthService};
 
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, Unsaid};
 use crate::data::{self, Beginning, Data, DataError, Found};
 use crate::driver::{Driver, Ending, Writes};
 use crate::http::grpc::{Services, ServicesBuilder};
 use crate::http::health::Health;
 use crate::http::{Connection, Front, leader};
+use crate::leadership;
 use crate::listen::{ListenError, Listener, Network, Stopping};
 use crate::member::{Member, random_u64};
 use crate::metrics::Metrics;
@@ -83,13 +84,15 @@ pub fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), Run
 
 /// As [`run`]; tells the address of the client port as soon as the member answers there.
 pub fn run_with(
-    mut config: Config,
+    config: Config,
     ready: impl FnOnce(SocketAddr),
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
+    let mut config = config.without_schemes();
     config.validate()?;
     let control = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(RunError::Control)?;
     control.block_on(async {
+        let found = recall(&mut config)?;
         let listener = Listener::bind("--listen", config.listen)?;
         let peer_listener = Listener::bind("--peer-listen", config.peer_listen);
         // Differs if the configuration left the choice of the port to the system.
@@ -97,12 +100,26 @@ pub fn run_with(
         if let Ok(peer_listener) = &peer_listener {
             config.peer_listen = peer_listener.address();
         }
-        live(Arc::new(config), listener, peer_listener, ready, shutdown).await
+        live(Arc::new(config), found, listener, peer_listener, ready, shutdown).await
     })
+}
+
+/// Opens the data directory before anything else if it has to say where to listen.
+fn recall(config: &mut Config) -> Result<Option<Found>, RunError> {
+    if config.unsaid == Unsaid::default() {
+        return Ok(None);
+    }
+    let found = data::open(config)?;
+    if let Found::Existing(data) = &found {
+        config.recall(data.identity.member_id, &data.boot.members())?;
+        config.validate()?;
+    }
+    Ok(Some(found))
 }
 
 async fn live(
     config: Arc<Config>,
+    found: Option<Found>,
     listener: Listener,
     peer_listener: Result<Listener, ListenError>,
     ready: impl FnOnce(SocketAddr),
@@ -110,7 +127,7 @@ async fn live(
 ) -> Result<(), RunError> {
     let keyring = config.signing_key.as_deref().map(tenure_fence::read_keyring).transpose()?;
     let (peer_listener, peer_fault) = judge_peer_port(&config, peer_listener)?;
-    let data = open(&config).await?;
+    let data = open(&config, found).await?;
     let identity = data.identity;
     let replica_config = replica_config(&config, &data);
     let threads = config.network_thread_count();
@@ -181,13 +198,17 @@ async fn live(
         };
         let counters = (0..threads).map(|index| metrics.runtime(index).clone()).collect();
         let network = Network::start(&config, metrics, "network", counters, serve)?;
-        tracing::info!(name = config.name, address = %listener.address(), threads, "the member answers");
+        let members = outbox.members();
+        let own = members.iter().find(|known| known.id == identity.member_id && !known.name.is_empty());
+        let name = own.map_or(config.name.as_str(), |own| own.name.as_str());
+        tracing::info!(name, address = %listener.address(), threads, "the member answers");
         ready(listener.address());
         let end = match early_fault {
             Some(fault) => Err(fault.into()),
             None => tokio::select! {
                 never = network.accept(&listener) => match never {},
                 never = report_health(&health, &reporter) => match never {},
+                never = leadership::tell(&member, &outbox, &config) => match never {},
                 fault = &mut peer_accept => Err(fault.into()),
                 () = shutdown => Ok(()),
                 ending = ended => Err(ending.map_or_else(|_: oneshot::error::RecvError| gone(), RunError::from)),
@@ -268,8 +289,9 @@ fn judge_peer_port(
 }
 
 /// Opens the data directory; an empty one becomes that of a member, alone, of a new cluster, or of a running one.
-async fn open(config: &Config) -> Result<Data, RunError> {
-    let blank = match data::open(config)? {
+async fn open(config: &Config, found: Option<Found>) -> Result<Data, RunError> {
+    let found = found.map_or_else(|| data::open(config), Ok)?;
+    let blank = match found {
         Found::Existing(data) => {
             check_cluster(config, &data).await?;
             return Ok(*data);

@@ -1,11 +1,12 @@
 //! `tenure member`: who belongs to the cluster.
 
+use std::cell::Cell;
 use std::process::ExitCode;
 
 use anyhow::{anyhow, bail};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
-use tenure_client::{Client, Member as Listed};
+use tenure_client::{Client, Error, Member as Listed, Members};
 
 use crate::follow::Follow;
 use crate::output::{Column, Format, Listing, Record, column};
@@ -62,6 +63,8 @@ struct Add {
 }
 
 /// Take a member out of the cluster, whether it runs or not
+///
+/// It takes a majority of the members to agree. A cluster that has lost it for good goes on as a new one: see `tenure snapshot restore`.
 #[derive(Args)]
 #[command(before_help = "Example:\n  tenure member remove n3")]
 struct Remove {
@@ -112,11 +115,15 @@ impl Member {
     pub async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
         let Session { client, format } = global.session().await?;
         match self.action {
-            Action::List(List { follow }) => follow.show(format, || list(&client)).await?,
+            Action::List(List { follow }) => {
+                let is_told = Cell::new(false);
+                follow.show(format, || list(&client, &is_told)).await?;
+            }
             Action::Add(add) => add.run(&client, format).await?,
             Action::Remove(Remove { member, force }) => {
                 let member = find(&client, &member).await?;
-                client.remove_member(member.id, force).await?;
+                let removed = client.remove_member(member.id, force).await;
+                removed.map_err(|error| advise(error, if force { LAST_VOTE } else { TOO_FEW }))?;
                 tell("removed", &member, format)?;
             }
             Action::Update(Update { member, peer }) => {
@@ -157,9 +164,15 @@ impl Add {
 const COLUMNS: &[Column] =
     &[column("ID"), column("NAME"), column("ROLE"), column("PEER ADDRESS"), column("CLIENT ADDRESS")];
 
-async fn list(client: &Client) -> anyhow::Result<Listing> {
-    let found = client.members().await?;
+async fn list(client: &Client, is_told: &Cell<bool>) -> anyhow::Result<Listing> {
     let leader = client.status().await.map_or(0, |status| status.leader);
+    let found = match leader {
+        0 => last_known(client, is_told).await?,
+        _ => match client.members().await {
+            Err(Error::NoLeader { .. }) => last_known(client, is_told).await?,
+            found => found?,
+        },
+    };
     let mut listing = Listing::new("members", COLUMNS).about("cluster", format!("{:x}", found.header.cluster));
     for member in &found.members {
         let addresses = |urls: &[String]| match urls {
@@ -179,6 +192,30 @@ async fn list(client: &Client) -> anyhow::Result<Listing> {
         );
     }
     Ok(listing)
+}
+
+/// Whoever looks for the reason why nobody leads wants to know who belongs to the cluster.
+async fn last_known(client: &Client, is_told: &Cell<bool>) -> anyhow::Result<Members> {
+    let known = client.known_members().await?;
+    if !is_told.replace(true) {
+        eprintln!("nobody leads: these are the members as one of them knew them last");
+    }
+    Ok(known)
+}
+
+const TOO_FEW: &str =
+    "too few of those who stay can be reached; start one of them first, or say --force if it is to be so all the same";
+const LAST_VOTE: &str = "nobody would be left who votes";
+const TOO_FEW_TO_LEAVE: &str = "too few of those who stay can be reached; start one of them first, or take this one out with tenure member remove --force";
+
+/// etcd's words for it do not say what to do.
+fn advise(error: Error, advice: &str) -> anyhow::Error {
+    match &error {
+        Error::Refused { message, .. } if message.contains("not enough started members") => {
+            anyhow!("{error}: {advice}")
+        }
+        _ => error.into(),
+    }
 }
 
 fn role(member: &Listed, leader: Option<u64>) -> &'static str {
@@ -210,7 +247,7 @@ async fn leave(client: &Client, format: Format) -> anyhow::Result<()> {
     let Some(own) = members.into_iter().find(|member| member.id == id) else {
         bail!("the member at the endpoint is not listed");
     };
-    client.remove_member(id, false).await?;
+    client.remove_member(id, false).await.map_err(|error| advise(error, TOO_FEW_TO_LEAVE))?;
     tell("left", &own, format)
 }
 

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, anyhow};
 use clap::Args;
-use tenure_server::config::{Config, TENURE_VERSION};
+use tenure_server::config::{Config, TENURE_VERSION, Unsaid};
 use tenure_server::data::DataError;
 use tenure_server::run::{RunError, run_with};
 use tenure_server::units::parse_duration;
@@ -23,8 +23,10 @@ const EXAMPLE: &str = "\
 Examples:
   tenure serve                          one member on 127.0.0.1:2379, data in ./tenure-data
   tenure serve --data-dir /var/lib/tenure --listen 127.0.0.1:22379 --peer-listen 127.0.0.1:22380
-  tenure serve --name n1 --cluster n1=10.0.0.1:2380,n2=10.0.0.2:2380,n3=10.0.0.3:2380 …
-  tenure serve --name n4 --join 10.0.0.1:2380 …
+  tenure serve --name n1 --listen 10.0.0.1:2379 --peer-listen 10.0.0.1:2380 --insecure \\
+    --cluster n1=10.0.0.1:2380,n2=10.0.0.2:2380,n3=10.0.0.3:2380
+  tenure serve --name n4 --join 10.0.0.1:2380 --listen 10.0.0.4:2379 --peer-listen 10.0.0.4:2380 --insecure
+  tenure serve --data-dir DIR           a member that starts again knows its name, its addresses and the others
   tenure serve --config tenure.toml     the file's keys are named like the flags";
 
 /// Run a member
@@ -53,10 +55,10 @@ struct Flags {
     /// Where it keeps its data [default: tenure-data]
     #[arg(long, env = "TENURE_DATA_DIR", value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// Where clients connect: gRPC, JSON, metrics [default: 127.0.0.1:2379]
+    /// Where clients connect: gRPC, JSON, metrics [default: 127.0.0.1:2379, or where the others know it]
     #[arg(long, env = "TENURE_LISTEN", value_name = "ADDRESS", value_parser = checked_address)]
     listen: Option<String>,
-    /// Where other members connect [default: 127.0.0.1:2380]
+    /// Where other members connect [default: 127.0.0.1:2380, or where they know it]
     #[arg(long, env = "TENURE_PEER_LISTEN", value_name = "ADDRESS", value_parser = checked_address)]
     peer_listen: Option<String>,
     /// Where clients find it, if not at --listen
@@ -139,7 +141,13 @@ impl Serve {
         let file_level = file_level.as_ref().map(|level| level.as_str().context("log-level is a text")).transpose()?;
         logging::start(self.log_level.as_deref().or(file_level).unwrap_or("info"))?;
         self.override_settings(&mut settings)?;
+        let is_unsaid = |keys: [&str; 2]| !keys.into_iter().any(|key| settings.contains_key(key));
+        let unsaid = Unsaid {
+            client: is_unsaid(["listen", "advertise"]),
+            peer: is_unsaid(["peer-listen", "peer-advertise"]) && !settings.contains_key("cluster"),
+        };
         let config: Config = settings.try_into().map_err(|error: toml::de::Error| anyhow!("{}", error.message()))?;
+        let config = Config { unsaid, ..config };
         let greeting = Greeting::of(&config);
         // Received from the moment the member is said to be ready; before that, a signal just ends it.
         let signals = Cell::new(None);
@@ -212,21 +220,23 @@ impl Serve {
 
 /// What a newcomer should know once the member answers.
 struct Greeting {
-    name: String,
+    /// None: it was not given; a member that starts again has one.
+    name: Option<String>,
     data_dir: PathBuf,
     advertise: Option<String>,
 }
 
 impl Greeting {
     fn of(config: &Config) -> Greeting {
-        Greeting { name: config.name.clone(), data_dir: config.data_dir.clone(), advertise: config.advertise.clone() }
+        let name = Some(config.name.clone()).filter(|name| *name != Config::default().name);
+        Greeting { name, data_dir: config.data_dir.clone(), advertise: config.advertise.clone() }
     }
 
     fn show(&self, address: SocketAddr) {
         notify::tell("READY=1");
         let data = self.data_dir.display();
         if !io::stderr().is_terminal() {
-            tracing::info!(version = TENURE_VERSION, name = self.name, %address, %data, "ready");
+            tracing::info!(version = TENURE_VERSION, name = self.name.as_deref(), %address, %data, "ready");
             return;
         }
         let endpoint = self.advertise.clone().unwrap_or_else(|| address.to_string());
@@ -234,7 +244,8 @@ impl Greeting {
             true => String::new(),
             false => format!(" --endpoints {endpoint}"),
         };
-        eprintln!("tenure {TENURE_VERSION}, member {}", self.name);
+        let member = self.name.as_ref().map_or(String::new(), |name| format!(", member {name}"));
+        eprintln!("tenure {TENURE_VERSION}{member}");
         eprintln!("  clients  {endpoint}  (gRPC as etcd v3, JSON at /v3/, metrics at /metrics)");
         eprintln!("  data     {data}");
         eprintln!("  try      tenure{flag} put greeting hello");

@@ -73,8 +73,8 @@ pub struct Restore {
     /// It begins a new cluster, which members of the old one cannot join
     #[arg(long)]
     new_cluster: bool,
-    /// How far beyond the old revision the new ones begin
-    #[arg(long, value_name = "COUNT", default_value_t = tenure_server::restore::REVISIONS_BEYOND)]
+    /// How far beyond the old revision the new ones begin; what was issued after the backup must lie below
+    #[arg(long, value_name = "COUNT", default_value_t = tenure_server::restore::REVISIONS_BEYOND, value_parser = clap::value_parser!(u64).range(1 << 20..))]
     revisions_beyond: u64,
 }
 

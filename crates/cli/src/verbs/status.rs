@@ -139,7 +139,7 @@ impl Row {
         let health = match &status {
             Ok(status) if status.leader == 0 => "no leader".to_owned(),
             Ok(status) if status.errors.is_empty() => HEALTHY.to_owned(),
-            Ok(status) => status.errors.join("; "),
+            Ok(status) => status.errors.iter().map(|error| alarm_text(error, members)).collect::<Vec<_>>().join("; "),
             Err(error) => short(error),
         };
         let status = status.ok();
@@ -154,11 +154,13 @@ impl Row {
     }
 
     fn absent(member: &Member) -> Row {
+        let expected =
+            member.peer_addresses.first().map_or("", |url| url.split_once("://").map_or(url, |(_, rest)| rest));
         Row {
             name: member.name.clone(),
             endpoint: address_of(member).unwrap_or_default(),
             member: Some(member.id),
-            health: "has not started".to_owned(),
+            health: format!("has not started, expected at {expected}"),
             lag: 0,
             status: None,
         }
@@ -225,10 +227,35 @@ fn role(status: &MemberStatus) -> &'static str {
     }
 }
 
+/// etcd's form of an alarm names the member by a number that nothing else shows.
+fn alarm_text(error: &str, members: &[Member]) -> String {
+    let parts = error.trim().strip_prefix("memberID:").and_then(|rest| rest.split_once(" alarm:"));
+    let Some((id, kind)) = parts.and_then(|(id, kind)| Some((id.parse::<u64>().ok()?, kind))) else {
+        return error.to_owned();
+    };
+    let named = members.iter().find(|member| member.id == id && !member.name.is_empty());
+    let by = named.map_or_else(|| format!("{id:x}"), |member| member.name.clone());
+    format!("alarm {kind}, raised by {by}")
+}
+
 /// The endpoint stands in the row already.
 fn short(error: &Error) -> String {
     match error {
         Error::Unreachable { attempts } => attempts.iter().map(|attempt| attempt.cause.to_string()).collect(),
         other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alarms_name_the_member() {
+        let (peer_addresses, client_addresses) = (Vec::new(), Vec::new());
+        let members = [Member { id: 7, name: "n2".to_owned(), peer_addresses, client_addresses, is_learner: false }];
+        assert_eq!(alarm_text("memberID:7 alarm:NOSPACE ", &members), "alarm NOSPACE, raised by n2");
+        assert_eq!(alarm_text("memberID:255 alarm:CORRUPT ", &members), "alarm CORRUPT, raised by ff");
+        assert_eq!(alarm_text("etcdserver: no leader", &members), "etcdserver: no leader");
     }
 }

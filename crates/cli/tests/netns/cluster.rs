@@ -11,7 +11,7 @@ use tenure_client::{Client, Get, Keys, MemberStatus};
 use crate::history::{Aftermath, Revision};
 use crate::member::Member;
 use crate::net::{Network, PREFIX, Rule, within};
-use crate::support::PATIENCE;
+use crate::support::{PATIENCE, state};
 use crate::workload::watches;
 
 pub const MEMBERS: [&str; 3] = ["m1", "m2", "m3"];
@@ -154,10 +154,12 @@ impl Cluster {
                 aftermath.keys.insert(name.clone(), keys.collect::<BTreeMap<_, _>>());
                 aftermath.changes.insert(name.clone(), watches::everything(address, revision).await);
             }
-            for (name, address) in members {
-                let client = at(&address).await;
-                aftermath.hashes.insert(name, client.hash(revision).await.unwrap().hash);
+            for (name, address) in &members {
+                let client = at(address).await;
+                aftermath.hashes.insert(name.clone(), client.hash(revision).await.unwrap().hash);
             }
+            let (names, addresses): (Vec<String>, Vec<String>) = members.into_iter().unzip();
+            aftermath.states = names.into_iter().zip(state::of_all(&addresses).await).collect();
             aftermath
         })
     }

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::support::state::State;
+
 pub type Revision = i64;
 
 /// A value that nobody else writes.
@@ -94,4 +96,6 @@ pub struct Aftermath {
     pub keys: BTreeMap<String, BTreeMap<String, Revision>>,
     /// Of all keys at one revision, as each member computes it.
     pub hashes: BTreeMap<String, u32>,
+    /// Of everything, leases and queues too, at one applied index.
+    pub states: BTreeMap<String, State>,
 }

@@ -111,7 +111,7 @@ impl Network {
     pub fn slow_down(&self, port: &str) {
         let switch = self.switch();
         let delay = ["netem", "delay", "60ms", "20ms"];
-        let narrow = ["tbf", "rate", "300kbit", "burst", "1600", "limit", "20000"];
+        let narrow = ["tbf", "rate", "500kbit", "burst", "1600", "limit", "20000"];
         let queue = |discipline: &[&str]| {
             let add = ["ip", "netns", "exec", &switch, "tc", "qdisc", "add", "dev", port, "root"];
             command(&[&add, discipline].concat()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())

@@ -4,6 +4,7 @@
 pub mod cluster;
 pub mod place;
 pub mod proxy;
+pub mod state;
 pub mod store;
 
 use std::io::{BufRead, BufReader, Read};
@@ -120,11 +121,21 @@ impl Server {
 
     /// Starts a member and does not wait for anything.
     pub fn spawn(directory: &Path, address: String, flags: &[&str]) -> Server {
-        let mut command = tenure();
-        command.arg("serve").args(["--data-dir", directory.to_str().unwrap(), "--listen", &address]).args(flags);
+        let peer = own_address();
+        let mut all = [&["--listen", &address], flags].concat();
         if !flags.contains(&"--peer-listen") {
-            command.args(["--peer-listen", &own_address()]);
+            all.extend(["--peer-listen", &peer]);
         }
+        let mut server = Server::spawn_as_told(directory, address.clone(), &all);
+        // What is not given again is the same again.
+        server.flags = flags.iter().map(|flag| flag.to_string()).collect();
+        server
+    }
+
+    /// It is expected at this address, though nothing but the flags says so.
+    pub fn spawn_as_told(directory: &Path, address: String, flags: &[&str]) -> Server {
+        let mut command = tenure();
+        command.arg("serve").args(["--data-dir", directory.to_str().unwrap()]).args(flags);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let stderr = Arc::new(Mutex::new(String::new()));
         let (pipe, said) = (child.stderr.take().unwrap(), stderr.clone());

@@ -17,6 +17,8 @@ use crate::config::Config;
 /// So many members may name another one as the leader.
 pub(crate) const HOPS: usize = 5;
 const PAUSE: Duration = Duration::from_millis(200);
+const NO_PEER_PORT: &str = "no member listens for others there (--join takes the address for peers, which is \
+    2380 unless it was changed, not the one for clients)";
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JoinError {
@@ -101,6 +103,7 @@ async fn ask(address: &str, request: &JoinRequest) -> Result<Answer, Unasked> {
     match PeerClient::new(channel).join(request.clone()).await {
         Ok(response) => response.into_inner().answer.ok_or_else(|| Unasked::Refused("it gave no answer".to_owned())),
         Err(status) => Err(match status.code() {
+            Code::Unimplemented => Unasked::Refused(NO_PEER_PORT.to_owned()),
             Code::Unavailable | Code::DeadlineExceeded | Code::ResourceExhausted | Code::Cancelled => {
                 Unasked::ForNow(said(&status))
             }

@@ -13,7 +13,7 @@ use tenure_machine as machine;
 use tenure_replica::{Failure, MemberChange};
 use tenure_storage::Identity;
 use tokio::time::Instant;
-use tonic::Status;
+use tonic::{Code, Status};
 
 use super::connect;
 use super::greeting::directory_bytes;
@@ -45,7 +45,7 @@ impl Departure {
             let status = member.status();
             let address = peer_address(&self.outbox.members(), status.leader);
             let asked = match status.leader {
-                0 => Err(errors::NO_LEADER.into()),
+                0 => Err(Unanswered::ForNow(errors::NO_LEADER.into())),
                 leader if leader == own => {
                     let change = MemberChange::Remove { id: own, force: false };
                     return Ok(member.change_members(change).await.map_err(errors::failed)?.value);
@@ -54,7 +54,8 @@ impl Departure {
             };
             match asked {
                 Ok(Some(members)) => return Ok(members),
-                Err(status) if began.elapsed() >= self.patience => return Err(status),
+                Err(Unanswered::ForGood(status)) => return Err(status),
+                Err(Unanswered::ForNow(status)) if began.elapsed() >= self.patience => return Err(status),
                 Ok(None) if began.elapsed() >= self.patience => return Err(errors::failed(Failure::LeaderChanged)),
                 // Another leader may be on its way.
                 Ok(None) | Err(_) => tokio::time::sleep(PAUSE).await,
@@ -68,7 +69,7 @@ impl Departure {
         leader: u64,
         address: &str,
         applied_index: u64,
-    ) -> Result<Option<Vec<machine::Member>>, Status> {
+    ) -> Result<Option<Vec<machine::Member>>, Unanswered> {
         let hello = Hello {
             cluster_id: self.identity.cluster_id,
             from: self.identity.member_id,
@@ -76,9 +77,10 @@ impl Departure {
             directory_id: directory_bytes(self.identity.directory_id),
             applied_index,
         };
-        let channel = connect(&url_of(address)).await.map_err(Status::unavailable)?;
-        let answer = PeerClient::new(channel).leave(LeaveRequest { hello: Some(hello) }).await?.into_inner().answer;
-        match answer {
+        let channel = connect(&url_of(address)).await;
+        let channel = channel.map_err(|reason| Unanswered::ForNow(Status::unavailable(reason)))?;
+        let asked = PeerClient::new(channel).leave(LeaveRequest { hello: Some(hello) }).await;
+        match asked.map_err(Unanswered::judge)?.into_inner().answer {
             Some(Answer::Left(left)) => Ok(Some(left.members.into_iter().map(from_proto).collect())),
             Some(Answer::Elsewhere(_)) => Ok(None),
             // An earlier try had its effect, and its answer was lost.
@@ -92,8 +94,27 @@ impl Departure {
                     .collect();
                 Ok(Some(others))
             }
-            Some(Answer::Refusal(refusal)) => Err(Status::failed_precondition(refusal.text)),
+            // A leader that was elected just now may not have applied yet that this is a member.
+            Some(Answer::Refusal(refusal)) => Err(Unanswered::ForNow(Status::failed_precondition(refusal.text))),
             None => Ok(None),
+        }
+    }
+}
+
+/// Why a member is not gone yet.
+enum Unanswered {
+    ForNow(Status),
+    /// The leader will not have it, as when those who stay would be too few.
+    ForGood(Status),
+}
+
+impl Unanswered {
+    fn judge(status: Status) -> Unanswered {
+        match status.code() {
+            Code::FailedPrecondition | Code::NotFound | Code::InvalidArgument | Code::Unimplemented => {
+                Unanswered::ForGood(status)
+            }
+            _ => Unanswered::ForNow(status),
         }
     }
 }

@@ -3,6 +3,9 @@ use tenure_api::etcdserverpb::alarm_request::AlarmAction;
 use tenure_api::etcdserverpb::*;
 use tenure_machine::snapshot::Restore;
 use tenure_storage::SnapshotDecoder;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
 use tonic::Code;
 
 use crate::harness::*;
@@ -129,4 +132,47 @@ async fn there_is_nothing_to_defragment_and_no_way_back() {
     assert_eq!(answer, DefragmentResponse::default(), "without a header, as etcd has it");
     let text = "unknown method Downgrade for service etcdserverpb.Maintenance";
     assert_refused(server.maintenance().downgrade(DowngradeRequest::default()).await, Code::Unimplemented, text);
+}
+
+/// As `etcdctl endpoint status --cluster` of etcd 3.4 does: the authority that it sends is a URL.
+#[tokio::test]
+async fn a_client_that_names_the_server_by_a_url_is_answered() {
+    const HEADERS: u8 = 1;
+    const RST_STREAM: u8 = 3;
+    let frame = |kind: u8, flags: u8, stream: u8, payload: &[u8]| {
+        let header = [0, 0, payload.len() as u8, kind, flags, 0, 0, 0, stream];
+        [&header[..], payload].concat()
+    };
+    let field = |name: &[u8], value: &str| [name, &[value.len() as u8], value.as_bytes()].concat();
+    // POST over http; then fields whose names stand in HPACK's table, and one that does not.
+    let fields = [
+        vec![0x83, 0x86],
+        field(&[0x44], "/etcdserverpb.Maintenance/Status"),
+        field(&[0x41], "http://127.0.0.1:2379"),
+        field(&[0x5f], "application/grpc"),
+        field(&[0x40, 2, b't', b'e'], "trailers"),
+    ];
+    let sent = [
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
+        frame(4, 0, 0, &[]),
+        frame(HEADERS, 4, 1, &fields.concat()),
+        frame(0, 1, 1, &[0; 5]),
+    ];
+    let server = Server::start().await;
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    stream.write_all(&sent.concat()).await.unwrap();
+    let answered = async {
+        loop {
+            let mut header = [0; 9];
+            stream.read_exact(&mut header).await.unwrap();
+            let length = usize::from(header[1]) << 8 | usize::from(header[2]);
+            stream.read_exact(&mut vec![0; length]).await.unwrap();
+            match header[3] {
+                HEADERS => return,
+                RST_STREAM => panic!("the call was refused"),
+                _ => {}
+            }
+        }
+    };
+    timeout(PATIENCE, answered).await.unwrap();
 }

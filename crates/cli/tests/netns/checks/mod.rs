@@ -46,9 +46,17 @@ fn agreed(aftermath: &Aftermath) -> Result<&[Change], String> {
     }
     let mut hashes = aftermath.hashes.values();
     let hash = hashes.next();
-    match hashes.all(|other| Some(other) == hash) {
+    if !hashes.all(|other| Some(other) == hash) {
+        return Err(format!("the members' hashes differ: {:?}", aftermath.hashes));
+    }
+    if aftermath.states.len() != aftermath.changes.len() {
+        return Err(format!("not every member told its state: {:?}", aftermath.states));
+    }
+    let mut states = aftermath.states.values();
+    let state = states.next();
+    match states.all(|other| Some(other) == state) {
         true => Ok(changes),
-        false => Err(format!("the members' hashes differ: {:?}", aftermath.hashes)),
+        false => Err(format!("the members' states differ: {:?}", aftermath.states)),
     }
 }
 
@@ -57,6 +65,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+    use crate::support::state::State;
 
     fn told(revisions: &[i64]) -> Vec<Change> {
         let change = |revision: &i64| Change { revision: *revision, key: format!("k{revision}"), value: Some(vec![]) };
@@ -69,7 +78,8 @@ mod tests {
         Aftermath {
             changes: members.clone().map(|name| (name, told(&[2, 3]))).into(),
             keys: members.clone().map(|name| (name, keys.clone())).into(),
-            hashes: members.map(|name| (name, 7)).into(),
+            hashes: members.clone().map(|name| (name, 7)).into(),
+            states: members.map(|name| (name, State { applied: 9, hash: 7 })).into(),
         }
     }
 
@@ -97,5 +107,17 @@ mod tests {
         let mut aftermath = aftermath();
         aftermath.hashes.insert("m2".to_owned(), 8);
         assert!(agreed(&aftermath).unwrap_err().contains("hashes differ"));
+    }
+
+    #[test]
+    fn another_state_is_noticed_and_one_that_is_not_told() {
+        for other in [State { applied: 9, hash: 8 }, State { applied: 10, hash: 7 }] {
+            let mut aftermath = aftermath();
+            aftermath.states.insert("m2".to_owned(), other);
+            assert!(agreed(&aftermath).unwrap_err().contains("states differ"));
+        }
+        let mut aftermath = aftermath();
+        aftermath.states.remove("m1");
+        assert!(agreed(&aftermath).unwrap_err().contains("not every member"));
     }
 }
