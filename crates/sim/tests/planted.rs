@@ -11,7 +11,7 @@ const SEEDS: u64 = 150;
 /// What the bug breaks, and the seed that is known to show it. A panic counts: raft notices some lies by itself.
 fn is_found(planted: Planted, by: &str, known: u64) {
     for seed in std::iter::once(known).chain(0..SEEDS) {
-        if let Err(violation) = run(&Setting { seed, planted: Some(planted), faults: None, lines: 0 }) {
+        if let Err(violation) = run(&Setting { planted: Some(planted), ..Setting::of(seed) }) {
             let rule = violation.rule;
             println!("{} is found by seed {seed}: {rule}", planted.name());
             assert!(rule.starts_with(by), "{planted:?} was found by another rule: {rule}: {}", violation.what);
@@ -58,11 +58,24 @@ found! {
     a_change_is_never_shown_to_a_watch: Planted::SkipNotice, "watch", 0;
     a_cancel_is_ignored: Planted::IgnoreCancel, "L6", 0;
     a_clock_runs_fast: Planted::FastClock, "E1", 0;
+    a_holder_counts_from_the_answer: Planted::CountFromAnswer, "L3", 0;
+    a_member_keeps_its_whole_log: Planted::KeepTail, "memory", 0;
+}
+
+/// What clients saw is enough to know that a read was stale, without knowing the log.
+#[test]
+fn a_stale_read_has_no_place_in_any_order() {
+    let check = "K1: what clients saw";
+    let is_found = |seed: u64| {
+        let setting = Setting { planted: Some(Planted::StaleRead), check: Some(check), ..Setting::of(seed) };
+        run(&setting).is_err_and(|violation| violation.rule.starts_with(check))
+    };
+    assert!((0..SEEDS).any(is_found));
 }
 
 #[test]
 fn what_is_found_is_explained() {
-    let setting = Setting { seed: 0, planted: Some(Planted::StaleRead), faults: None, lines: TIMELINE_LINES };
+    let setting = Setting { planted: Some(Planted::StaleRead), lines: TIMELINE_LINES, ..Setting::of(0) };
     let violation = explain(&setting).expect_err("it is found");
     assert!(!violation.timeline.is_empty(), "a violation comes with its timeline");
     assert!(violation.to_string().contains("tenure-sim --seed 0"), "and with how to see it again");
