@@ -47,6 +47,8 @@ pub struct Plan {
     /// By how much clocks run faster or slower, at most.
     pub drift_ppm: u64,
     pub delay_us: (u64, u64),
+    /// How long an answer is on its way to its client.
+    pub answer_us: (u64, u64),
     pub is_ordered: bool,
     pub changes: Changes,
     /// By name, see [`faults::all`].
@@ -129,6 +131,10 @@ impl Plan {
             sync_us: (sync, sync * random.between(1, 4)),
             drift_ppm: if random.percent(50) { random.spread(10, 10_000) } else { 0 },
             delay_us: (delay, delay * random.between(1, 6)),
+            answer_us: match random.percent(25) {
+                true => (50, 600_000 * slowness),
+                false => (50, 20_000),
+            },
             is_ordered: random.percent(60),
             changes,
             faults,

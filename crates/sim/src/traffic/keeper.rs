@@ -85,6 +85,8 @@ impl Traffic {
                 Mood::Silent => false,
             };
             keeper.sending = keeper.unsent.take().filter(|_| is_heard);
+            // Whoever is cut off is so after some renewals, as a rule.
+            session.kept &= !self.random.percent(8);
             if keeper.sending.is_some() {
                 doing.push(Doing::Call(Request::KeepAlive { lease: session.lease, epoch: session.epoch }));
             }

@@ -207,7 +207,9 @@ impl World {
         self.compare_reply(&call, &answer, *within.end())?;
         see(&mut self.checks, &Seen::Answered { id, call: &call, answer: &answer, within }, &context!(self))?;
         if !call.cancelled {
-            self.tell(Told { id, call, answer })?;
+            let (least_us, most_us) = self.plan.answer_us;
+            let at_us = self.now_us + self.random.spread(least_us, most_us);
+            self.events.at(at_us, Event::Told(Box::new(Told { id, call, answer })));
         }
         Ok(())
     }
