@@ -34,7 +34,7 @@ found! {
     a_waiter_whose_lease_has_ended_is_granted: Planted::Inside(Bug::GrantTheDead), "K3/K4", 1;
     a_former_leader_answers_renewals: Planted::Inside(Bug::RenewUnconfirmed), "E1", 38;
     a_confirmation_serves_later_reads: Planted::Inside(Bug::ShareContext), "K1", 28;
-    index_and_state_are_stored_apart: Planted::StateApart, "K3", 0;
+    index_and_state_are_stored_apart: Planted::StateApart, "K3", 1;
     a_log_acknowledges_early: Planted::AcknowledgeEarly, "K3", 1;
     a_snapshot_is_named_before_it_is_synced: Planted::InStorage(StorageBug::NameUnsynced), "K3", 3;
     a_compacted_state_comes_back_with_a_lower_revision: Planted::Inside(Bug::RevisionFalls), "K5", 0;
@@ -44,14 +44,14 @@ found! {
     a_new_leader_ends_the_leases_of_the_living: Planted::Inside(Bug::FreeTheLiving), "E1", 1;
     a_late_clean_up_frees_what_a_retry_holds: Planted::Inside(Bug::LeaveAnybody), "K3/K4", 1;
     a_put_ends_a_holders_place: Planted::Inside(Bug::PutEndsPlace), "K", 4;
-    a_renewal_does_not_wait_for_an_expiry: Planted::Inside(Bug::RenewTheExpiring), "E1", 67;
+    a_renewal_does_not_wait_for_an_expiry: Planted::Inside(Bug::RenewTheExpiring), "E1", 217;
     an_empty_append_is_acknowledged_early: Planted::AcknowledgeEmpty, "", 7;
-    a_member_with_an_empty_disk_is_taken_for_itself: Planted::WelcomeStrangers, "", 210;
+    a_member_with_an_empty_disk_is_taken_for_itself: Planted::WelcomeStrangers, "", 95;
     a_waiter_whose_turn_was_skipped_is_forgotten: Planted::Inside(Bug::ForgetWaiters), "L8", 28;
     a_forwarded_command_is_taken_twice: Planted::Inside(Bug::ForgetOrigins), "K3/K4", 0;
     a_grant_is_told_after_its_end: Planted::Inside(Bug::GrantUnconfirmed), "L1", 53;
     a_torn_batch_is_believed: Planted::InStorage(StorageBug::BelieveTornBatch), "K3", 12;
-    a_change_of_members_is_forgotten: Planted::Inside(Bug::ForgetChange), "liveness", 549;
+    a_change_of_members_is_forgotten: Planted::Inside(Bug::ForgetChange), "liveness", 160;
     a_refused_snapshot_takes_anothers_file: Planted::InStorage(StorageBug::TakeFile), "a good disk", 776;
     an_entry_loses_its_command: Planted::EmptyEntry, "K3", 1;
     a_read_is_stale: Planted::StaleRead, "K1", 0;

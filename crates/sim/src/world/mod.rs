@@ -95,6 +95,8 @@ enum Event {
         from: MemberId,
         to: MemberId,
         directory_id: u128,
+        /// Of the receiver, if the sender knew it.
+        meant_for: Option<u128>,
         message: Bytes,
     },
     Transfer(u64),
@@ -257,7 +259,11 @@ impl World {
     fn happen(&mut self, event: Event) -> Result<(), Broken> {
         match event {
             Event::Own { member, life, what } => self.happen_within(member, life, what)?,
-            Event::Packet { from, to, directory_id, message } => self.arrive(from, to, directory_id, message),
+            Event::Packet { from, to, directory_id, meant_for, message } => {
+                if self.is_meant(to, meant_for) {
+                    self.arrive(from, to, directory_id, message);
+                }
+            }
             Event::Transfer(transfer) => self.carry_on(transfer)?,
             Event::Restart(member) => self.restart(member)?,
             Event::Client(client) => self.client_acts(client)?,
