@@ -14,7 +14,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("fence", &["storage"]),
     ("bench", &["api"]),
     ("server", &["api", "fence", "machine", "replica", "storage"]),
-    ("sim", &["machine", "replica", "storage"]),
+    ("sim", &["client", "machine", "replica", "storage"]),
     ("fuzz", &["api", "fence", "machine", "replica", "server", "storage"]),
     ("cli", &["api", "bench", "client", "fence", "machine", "server", "storage"]),
 ];

@@ -272,6 +272,14 @@ struct Forward {
 }
 
 impl Forwards {
+    pub(crate) fn len(&self) -> usize {
+        self.pending.len()
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     fn settle(&mut self, sequence: u64) -> Option<Forward> {
         let settled = self.pending.settle(sequence)?;
         self.bytes -= settled.data.len() as u64;

@@ -12,6 +12,7 @@ mod deadlines;
 mod forward;
 pub mod input;
 mod install;
+mod load;
 mod lock_watch;
 mod log;
 mod members;
@@ -31,6 +32,7 @@ mod watch;
 
 pub use config::{Boot, Config, FIRST_INDEX, FIRST_TERM, first_configuration};
 pub use input::{CallId, Consistency, Input, Now, Read, StreamId, WatchId, WatchRequest};
+pub use load::Load;
 pub use lock_watch::{LockEvent, LockNotice, LockWatchRequest};
 pub use output::{
     Answer, Answered, Failure, HardState, InstalledSnapshot, LeaseStatus, LogEntry, Notice, Output, Persist,

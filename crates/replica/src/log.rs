@@ -104,6 +104,11 @@ impl Log {
         self.snapshot_saved(snapshot);
     }
 
+    /// What is kept in memory, the oldest first.
+    pub(crate) fn kept(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.iter()
+    }
+
     fn last(&self) -> u64 {
         self.before_index + self.entries.len() as u64
     }

@@ -24,6 +24,10 @@ impl<T> Default for Outbox<T> {
 }
 
 impl<T> Outbox<T> {
+    pub(crate) fn len(&self) -> usize {
+        self.pending.len()
+    }
+
     /// The number of the next one, and the lowest that is not settled: at most the same.
     pub(crate) fn next_number(&self) -> (u64, u64) {
         let next = self.last + 1;

@@ -346,6 +346,11 @@ impl Proposals {
         self.pending.len()
     }
 
+    /// Those that somebody waits for.
+    pub(crate) fn awaited(&self) -> usize {
+        self.pending.iter().filter(|proposal| proposal.waits.call().is_some()).count()
+    }
+
     /// The proposal that stands at `index`; those before it can no longer be applied as they were proposed.
     pub(crate) fn take_upto(&mut self, index: u64) -> Vec<Proposal> {
         let count = self.pending.iter().take_while(|proposal| proposal.index < index).count();

@@ -193,6 +193,10 @@ struct Asked {
 }
 
 impl Questions {
+    pub(crate) fn len(&self) -> usize {
+        self.pending.len()
+    }
+
     pub(crate) fn take_older_than(&mut self, since_ms: u64) -> Vec<CallId> {
         let late = self.pending.take_where(|_, _, asked| asked.since_ms < since_ms);
         late.into_iter().map(|asked| asked.call).collect()

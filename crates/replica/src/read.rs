@@ -196,6 +196,12 @@ impl Reads {
         self.gathering.push(Waiting { since_ms: now_ms, what });
     }
 
+    pub(crate) fn len(&self) -> usize {
+        let issued: usize = self.issued.iter().map(|round| round.waiting.len()).sum();
+        let confirmed: usize = self.confirmed.iter().map(|(_, waiting)| waiting.len()).sum();
+        self.gathering.len() + issued + confirmed
+    }
+
     pub(crate) fn is_idle(&self) -> bool {
         self.gathering.is_empty() && self.issued.is_empty() && self.confirmed.is_empty()
     }

@@ -70,6 +70,10 @@ impl Hub {
         self.watches
     }
 
+    pub(crate) fn most_charged(&self) -> usize {
+        self.streams.values().map(|stream| stream.charged).max().unwrap_or(0)
+    }
+
     pub(crate) fn take(
         &mut self,
         stream: StreamId,

@@ -36,7 +36,7 @@ struct Arguments {
 impl Arguments {
     fn setting(&self, seed: u64) -> Setting {
         SEED.store(seed, Ordering::Relaxed);
-        Setting { seed, planted: self.planted, faults: self.faults.clone(), lines: self.lines }
+        Setting { planted: self.planted, faults: self.faults.clone(), lines: self.lines, ..Setting::of(seed) }
     }
 }
 

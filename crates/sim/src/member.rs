@@ -6,6 +6,7 @@
 //! at the *end* of the time they take, so whatever strikes meanwhile finds them not done.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
 
 use bytes::Bytes;
 use tenure_machine::MemberId;
@@ -31,6 +32,8 @@ pub struct Member {
     pub cut_at: Option<u64>,
     /// Faults were put into the disk and may still come out of it.
     pub disk_is_bad: bool,
+    /// Something on the disk is not what was written there.
+    pub damage: Option<Damage>,
     pub sync_us: (u64, u64),
     /// How much faster than the world its clock runs.
     pub drift_ppm: i64,
@@ -41,6 +44,14 @@ pub struct Member {
     pub durable: Durable,
 }
 
+/// What is wrong with a disk that goes on as if nothing were.
+pub enum Damage {
+    /// A bit has changed while the power was off. `intact` is the disk as it was before.
+    Flipped { file: PathBuf, offset: u64, intact: MemoryDisk },
+    /// A write went elsewhere, or will.
+    Misdirected,
+}
+
 pub struct Life {
     pub number: u64,
     pub began_us: u64,
@@ -48,6 +59,8 @@ pub struct Life {
     pub inbox: Vec<Input>,
     pub step_due_us: u64,
     pub paused_until_us: u64,
+    /// How far its clock has leapt ahead of where it would be, or has stood still behind it.
+    pub ahead_us: i64,
     /// Tells this data directory from any other.
     pub directory_id: u128,
     /// The term of each entry that the replica has given to its log.
@@ -107,6 +120,7 @@ impl Member {
             founders,
             cut_at: None,
             disk_is_bad: false,
+            damage: None,
             sync_us,
             drift_ppm,
             wall_ms: 1_700_000_000_000,
@@ -153,16 +167,17 @@ impl Member {
 
     /// The time as this process sees it: its clock began with it.
     pub fn now(&self, now_us: u64, planted: Option<Planted>) -> Now {
-        let began_us = self.life.as_ref().map_or(now_us, |life| life.began_us);
+        let (began_us, ahead_us) = self.life.as_ref().map_or((now_us, 0), |life| (life.began_us, life.ahead_us));
         let ppm = if planted == Some(Planted::FastClock) { 2_000_000 } else { self.drift_ppm };
         let elapsed_us = i128::from(now_us - began_us) * i128::from(1_000_000 + ppm) / 1_000_000;
+        let elapsed_us = (elapsed_us + i128::from(ahead_us)).max(0);
         Now { monotonic_ms: elapsed_us as u64 / 1000, wall_ms: self.wall_ms.wrapping_add(now_us / 1000) }
     }
 
     /// When the process wants to be woken, on the world's clock.
     pub fn wake_us(&self, life: &Life) -> u64 {
-        let wake_us = i128::from(life.replica.wake_ms()) * 1000 * 1_000_000 / i128::from(1_000_000 + self.drift_ppm);
-        life.began_us + wake_us as u64
+        let shown_us = (i128::from(life.replica.wake_ms()) * 1000 - i128::from(life.ahead_us)).max(0);
+        life.began_us + (shown_us * 1_000_000 / i128::from(1_000_000 + self.drift_ppm)) as u64
     }
 }
 
@@ -184,6 +199,7 @@ impl Life {
             inbox: Vec::new(),
             step_due_us: u64::MAX,
             paused_until_us: 0,
+            ahead_us: 0,
             directory_id,
             terms: BTreeMap::new(),
             partial: BTreeMap::new(),

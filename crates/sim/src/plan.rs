@@ -34,6 +34,8 @@ pub struct Plan {
     pub ttl_ms: (u64, u64),
     /// Of some leases, those that outlive the limit beyond which what is left of them is noted in the log.
     pub long_ttl_ms: Option<(u64, u64)>,
+    /// Nothing but keys and transactions, so that what clients see can be judged without knowing the log.
+    pub keys_only: bool,
     pub shared_locks: bool,
     pub barriers: bool,
     pub multi_locks: bool,
@@ -45,6 +47,8 @@ pub struct Plan {
     /// By how much clocks run faster or slower, at most.
     pub drift_ppm: u64,
     pub delay_us: (u64, u64),
+    /// How long an answer is on its way to its client.
+    pub answer_us: (u64, u64),
     pub is_ordered: bool,
     pub changes: Changes,
     /// By name, see [`faults::all`].
@@ -70,9 +74,13 @@ impl Plan {
             2 if members > 1 => Changes::ToReplace,
             _ => Changes::Never,
         };
-        faults.retain(|fault| *fault != "lost disk");
+        faults.retain(|fault| !faults::FOR_GOOD.contains(fault));
         if changes == Changes::ToReplace {
-            faults.push("lost disk");
+            let for_good = faults::FOR_GOOD[random.below(2) as usize];
+            if for_good == "misdirected write" {
+                faults.retain(|fault| !faults::HIDES_MISDIRECTION.contains(fault));
+            }
+            faults.push(for_good);
         }
         let weights = Action::ALL.iter().map(|(action, weight)| {
             let weight = match random.below(4) {
@@ -82,7 +90,16 @@ impl Plan {
             };
             (*action, weight)
         });
-        let weights = weights.collect();
+        let mut weights: Vec<(Action, u64)> = weights.collect();
+        let keys_only = random.percent(6);
+        if keys_only {
+            weights.retain(|(action, _)| action.is_on_keys());
+            weights.push((Action::Txn, 10));
+        }
+        let mut replica = draw_replica(random, slowness);
+        if keys_only {
+            replica.history_bytes = 0;
+        }
         let clients = random.between(1, 6);
         let think = random.spread(5_000, 40_000) * clients * slowness * if slowness > 1 { 2 } else { 1 };
         let ttl_low = random.between(150, 1500) * slowness;
@@ -104,15 +121,20 @@ impl Plan {
             value_bytes: random.spread(8, 900),
             ttl_ms: (ttl_low, ttl_low + random.below(3000) * slowness),
             long_ttl_ms: (slowness > 1).then_some((301_000, 480_000)),
+            keys_only,
             shared_locks: random.percent(40),
             barriers: random.percent(30),
             multi_locks: random.percent(40),
-            replica: draw_replica(random, slowness),
+            replica,
             segment_bytes: random.spread(4 << 10, 128 << 10),
             chunk_bytes: random.spread(64, 8 << 10) as usize,
             sync_us: (sync, sync * random.between(1, 4)),
             drift_ppm: if random.percent(50) { random.spread(10, 10_000) } else { 0 },
             delay_us: (delay, delay * random.between(1, 6)),
+            answer_us: match random.percent(25) {
+                true => (50, 600_000 * slowness),
+                false => (50, 20_000),
+            },
             is_ordered: random.percent(60),
             changes,
             faults,

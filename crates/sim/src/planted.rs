@@ -30,6 +30,10 @@ pub enum Planted {
     StateApart,
     /// What has nothing to write is acknowledged before what was written earlier is durable.
     AcknowledgeEmpty,
+    /// To a client's lifecycle a confirmation counts from when it came, not from when it was asked for.
+    CountFromAnswer,
+    /// Members keep all of their log in memory.
+    KeepTail,
     #[cfg(feature = "planted")]
     Inside(tenure_machine::planted::Bug),
     #[cfg(feature = "planted")]
@@ -51,6 +55,8 @@ impl Planted {
             WelcomeStrangers,
             StateApart,
             AcknowledgeEmpty,
+            CountFromAnswer,
+            KeepTail,
         ];
         #[cfg(feature = "planted")]
         {

@@ -5,7 +5,7 @@ use std::process::Command;
 use tenure_sim::{Setting, run};
 
 fn trace_with(seed: u64, lines: usize) -> u64 {
-    let setting = Setting { seed, planted: None, faults: None, lines };
+    let setting = Setting { lines, ..Setting::of(seed) };
     run(&setting).map_or_else(|violation| violation.trace, |report| report.trace)
 }
 

@@ -9,7 +9,7 @@ const REGRESSIONS: [u64; 4] = [188, 549, 1061, 2030];
 fn run(seeds: impl IntoIterator<Item = u64>) -> Report {
     let mut total = Report::default();
     for seed in seeds {
-        match explain(&Setting { seed, planted: None, faults: None, lines: TIMELINE_LINES }) {
+        match explain(&Setting { lines: TIMELINE_LINES, ..Setting::of(seed) }) {
             Ok(report) => total.add(&report),
             Err(violation) => panic!("{violation}"),
         }
@@ -23,7 +23,7 @@ fn is_lively(total: &Report) {
     assert!(total.deaths > total.seeds, "{total}");
     assert!(total.snapshots > total.seeds, "{total}");
     assert!(total.notices > total.seeds, "{total}");
-    assert!(total.installs > 0 && total.removed > 0, "{total}");
+    assert!(total.installs > 0 && total.removed > 0 && total.damaged > 0, "{total}");
     assert!(total.term > 2 * total.seeds, "{total}");
 }
 

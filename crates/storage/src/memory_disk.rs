@@ -150,6 +150,40 @@ impl MemoryDisk {
         self.state().misdirected_write = Some((nth, offset));
     }
 
+    /// Whether a write that is to go elsewhere is yet to come.
+    pub fn is_misdirecting(&self) -> bool {
+        self.state().misdirected_write.is_some()
+    }
+
+    /// Another disk that holds what this one holds for good, as after a [`crash`](Self::crash), and has none of
+    /// its troubles: to be put in the place of this one when it is damaged.
+    pub fn duplicate(&self) -> MemoryDisk {
+        let state = self.state();
+        let copy = |(path, inode): (&PathBuf, &Shared)| {
+            let durable = lock(inode).durable.clone();
+            let inode = Inode { bytes: durable.clone(), durable, unsynced: Vec::new() };
+            (path.clone(), Arc::new(Mutex::new(inode)))
+        };
+        let names: BTreeMap<PathBuf, Shared> = state.durable_names.iter().map(copy).collect();
+        let random = Random(state.random.0);
+        let duplicate = State {
+            random,
+            boot: state.boot,
+            directories: state.directories.clone(),
+            names: names.clone(),
+            durable_names: names,
+            unsynced_names: Vec::new(),
+            locks: BTreeSet::new(),
+            operations: state.operations,
+            power_cut_at: None,
+            failing_write: None,
+            failing_sync: None,
+            misdirected_write: None,
+            capacity: None,
+        };
+        MemoryDisk { state: Arc::new(Mutex::new(duplicate)) }
+    }
+
     /// All files together may not grow beyond this.
     pub fn set_capacity(&self, bytes: Option<u64>) {
         self.state().capacity = bytes;

@@ -7,6 +7,7 @@
 use std::io::{self, Read, Write};
 
 use bytes::{Buf, Bytes};
+use zstd::bulk::Compressor;
 
 use crate::FORMAT_VERSION;
 use crate::types::SnapshotMeta;
@@ -35,9 +36,10 @@ pub enum SnapshotError {
 }
 
 /// Writes a snapshot, chunk by chunk.
-#[derive(Debug)]
 pub struct SnapshotEncoder<W: Write> {
     output: W,
+    /// One for all chunks: to make one costs more than a small chunk does.
+    compressor: Compressor<'static>,
     checksum: u32,
     chunks: u64,
     chunk_bytes: u64,
@@ -58,7 +60,7 @@ impl<W: Write> SnapshotEncoder<W> {
         let checksum = crc32c::crc32c(&header);
         header.extend_from_slice(&checksum.to_le_bytes());
         output.write_all(&header)?;
-        Ok(Self { output, checksum, chunks: 0, chunk_bytes: 0 })
+        Ok(Self { output, compressor: Compressor::new(COMPRESSION_LEVEL)?, checksum, chunks: 0, chunk_bytes: 0 })
     }
 
     pub fn write_chunk(&mut self, chunk: &[u8]) -> io::Result<()> {
@@ -67,7 +69,7 @@ impl<W: Write> SnapshotEncoder<W> {
         }
         self.chunks += 1;
         self.chunk_bytes += chunk.len() as u64;
-        let compressed = zstd::bulk::compress(chunk, COMPRESSION_LEVEL)?;
+        let compressed = self.compressor.compress(chunk)?;
         if compressed.len() < chunk.len() {
             self.write_frame(COMPRESSED, chunk.len(), &compressed)
         } else {

@@ -3,7 +3,7 @@
 mod harness;
 
 use harness::{Member, Operation, directory, entries, meta, open, options};
-use tenure_storage::{Fault, HardState, OpenError, Opened, Options, Store};
+use tenure_storage::{Fault, HardState, MemoryDisk, OpenError, Opened, Options, Recovered, Store};
 
 #[test]
 fn after_a_failed_write_or_sync_nothing_more_is_accepted() {
@@ -31,6 +31,34 @@ fn after_a_failed_write_or_sync_nothing_more_is_accepted() {
             member.disk.crash();
             member.open_and_check().unwrap();
         }
+    }
+}
+
+/// The page cache outlives the process, and the kernel takes the pages of a failed sync for written: what recovery
+/// reads is on no disk until it is written again.
+#[test]
+fn what_a_restart_after_a_failed_sync_brings_back_survives_a_power_cut() {
+    for seed in 0..50 {
+        let mut member = Member::initialised(seed);
+        member.disk.fail_sync(1);
+        member.store().append(None, &entries(2, 5, 1, 300), true).unwrap_err();
+        let disk = member.disk.clone();
+        drop(member);
+        disk.kill();
+        let (mut store, recovered) = existing(&disk);
+        store.append(None, &entries(6, 6, 1, 300), true).unwrap();
+        drop(store);
+        disk.crash();
+        let (_, again) = existing(&disk);
+        assert_eq!(again.entries[..recovered.entries.len()], recovered.entries, "seed {seed}");
+        assert_eq!(again.entries.len(), recovered.entries.len() + 1, "seed {seed}");
+    }
+}
+
+fn existing(disk: &MemoryDisk) -> (Store<MemoryDisk>, Recovered) {
+    match Store::open(disk.clone(), &directory(), options()).unwrap() {
+        Opened::Existing(store, recovered) => (store, recovered),
+        Opened::Empty(_) => panic!("it was initialised"),
     }
 }
 

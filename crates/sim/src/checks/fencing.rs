@@ -1,7 +1,8 @@
 //! A store beside the cluster that takes a write only if its token is not older than the newest it has seen.
 //!
 //! Holders write when they are told of their grant, and whenever their client does something else: those of even
-//! number while their lease was promised to last, the others as long as they like. A holder that may rely on its
+//! number while their lease was promised to last, or as long as the lifecycle of Tenure's own client lets them; the
+//! others as long as they like. A holder that may rely on its
 //! lock is never refused; whoever comes after it is told a higher token.
 
 use std::collections::BTreeMap;
@@ -19,6 +20,8 @@ pub struct Fencing {
     /// By client.
     holders: BTreeMap<usize, Vec<Holder>>,
     promised: BTreeMap<LeaseId, (u64, u64)>,
+    /// Leases that a lifecycle keeps, and whether it lets its client work.
+    kept: BTreeMap<LeaseId, bool>,
 }
 
 struct Holder {
@@ -36,6 +39,10 @@ impl Check for Fencing {
     fn see(&mut self, seen: &Seen<'_>, context: &Context<'_>) -> Result<(), String> {
         match seen {
             Seen::Issued { call, .. } => self.write_all(call.client, context),
+            Seen::Believed { lease, holds, .. } => {
+                self.kept.insert(*lease, *holds);
+                Ok(())
+            }
             Seen::Answered { call, answer, .. } => match (&call.request, &answer.result) {
                 (Request::Propose(_), Ok(Answered::Reply(Reply::LeaseGranted { lease, ttl_ms })))
                 | (Request::KeepAlive { lease, .. }, Ok(Answered::KeptAlive { ttl_ms: Some(ttl_ms) })) => {
@@ -71,10 +78,11 @@ impl Fencing {
     fn write_all(&mut self, client: usize, context: &Context<'_>) -> Result<(), String> {
         let Some(holders) = self.holders.get_mut(&client) else { return Ok(()) };
         let respects = client.is_multiple_of(2);
-        let (promised, newest, mut refused) = (&self.promised, &mut self.newest, None);
+        let (promised, kept, newest, mut refused) = (&self.promised, &self.kept, &mut self.newest, None);
         holders.retain(|holder| {
             let (until_us, span_us) = promised.get(&holder.lease).copied().unwrap_or_default();
-            let is_sure = context.now_us + slack_us(span_us, context.plan) < until_us;
+            let is_promised = context.now_us + slack_us(span_us, context.plan) < until_us;
+            let is_sure = kept.get(&holder.lease).copied().unwrap_or(is_promised);
             if respects && !is_sure {
                 return false;
             }

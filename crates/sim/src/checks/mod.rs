@@ -3,8 +3,11 @@
 //!
 //! To add one: write it, and name it in [`all`].
 
+mod bounds;
 mod fencing;
+mod holders;
 mod leases;
+mod linearizability;
 mod liveness;
 mod locks;
 mod reads;
@@ -14,7 +17,7 @@ mod watches;
 
 use std::ops::RangeInclusive;
 
-use tenure_machine::{Command, MemberId};
+use tenure_machine::{Command, LeaseId, MemberId};
 use tenure_replica::{Answer, CallId, Notice, Replica, StreamId, WatchRequest};
 
 use crate::model::Outcome;
@@ -33,10 +36,13 @@ pub fn all() -> Vec<Box<dyn Check>> {
         Box::new(revisions::Revisions::default()),
         Box::new(watches::Watches::default()),
         Box::new(leases::Leases::default()),
+        Box::new(holders::Holders::default()),
         Box::new(locks::Locks::default()),
         Box::new(fencing::Fencing::default()),
         Box::new(state::State::default()),
         Box::new(liveness::Liveness::default()),
+        Box::new(bounds::Bounds::default()),
+        Box::new(linearizability::Linearizability::default()),
     ]
 }
 
@@ -78,6 +84,12 @@ pub enum Seen<'a> {
         answer: &'a Answer,
         within: RangeInclusive<u64>,
     },
+    /// From now on a client works under this lease as its lifecycle lets it, or does not.
+    Believed {
+        client: usize,
+        lease: LeaseId,
+        holds: bool,
+    },
     WatchAsked {
         stream: StreamId,
         request: &'a WatchRequest,
@@ -90,6 +102,10 @@ pub enum Seen<'a> {
     },
     Stepped {
         member: MemberId,
+        replica: &'a Replica,
+    },
+    /// All is silent, and this is what a member comes to rest with.
+    Quiet {
         replica: &'a Replica,
     },
     /// Faults are over. Clients have had time to be answered; nobody keeps any lease alive any more.

@@ -22,14 +22,11 @@ impl Fault for LostDisk {
         self.tries += 1;
         let voters = world.voters();
         let Some(victim) = world.fault_random.pick(&voters).copied() else { return NEVER_US };
-        // Whoever was never seen cannot be known again, and without a majority nobody can go on.
-        let others: Vec<u64> = world.configured().into_iter().filter(|other| *other != victim).collect();
-        let knows = |other: &u64| world.life(*other).is_some_and(|life| life.peers.directory_of(victim).is_some());
-        if others.len() < 2 || world.life(victim).is_none() || !others.iter().all(knows) {
+        if !world.can_lose_disk(victim) {
             return world.fault_random.spread(50_000, 500_000);
         }
         let last = |member: u64| world.life(member).map(|life| life.replica.status().last_index);
-        let is_missed = others.iter().any(|other| last(*other) < last(victim));
+        let is_missed = world.configured().into_iter().any(|other| last(other) < last(victim));
         if !is_missed && self.tries < PATIENCE {
             return world.fault_random.spread(20_000, 100_000);
         }

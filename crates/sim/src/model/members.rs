@@ -16,7 +16,7 @@ pub struct Configuration {
 }
 
 /// What a member has forwarded since it started last.
-#[derive(Default)]
+#[derive(Default, Clone)]
 pub(super) struct Forwarded {
     boot: u64,
     applied: BTreeSet<u64>,

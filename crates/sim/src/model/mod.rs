@@ -22,7 +22,7 @@ use tenure_machine::{
 pub use self::members::Configuration;
 use self::members::Forwarded;
 
-#[derive(Default)]
+#[derive(Default, Clone)]
 pub struct Model {
     pub applied: u64,
     pub revision: Revision,

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use tenure_machine::{Command, LeaseGrant, LeaseId, Reply};
 use tenure_replica::{Answer, Answered};
 
+use super::keeper::Keeper;
 use super::{Action, Client, Doing, Known, Mood, Traffic};
 use crate::plan::Plan;
 use crate::request::Request;
@@ -14,8 +15,11 @@ pub(super) struct Session {
     pub lease: LeaseId,
     ttl_ms: u64,
     /// Its client renews it.
-    kept: bool,
+    pub kept: bool,
     renew_us: u64,
+    /// It is for Tenure's own client to keep, once it is granted; the others are kept as others may do it.
+    pub has_keeper: bool,
+    pub keeper: Option<Keeper>,
     /// Of the stream that carries it; 0 = it was never taken up.
     pub epoch: u64,
 }
@@ -38,13 +42,24 @@ impl Traffic {
             Action::Grant => {
                 if self.clients[client].sessions.len() >= SESSIONS {
                     let gone = self.random.below(SESSIONS as u64) as usize;
-                    self.clients[client].sessions.remove(gone);
+                    self.forget_session(client, gone);
                 }
                 let lease = (self.draw() * 0x1_0001 + self.random.below(0xffff)) as LeaseId;
                 let (least_ms, most_ms) = plan.long_ttl_ms.filter(|_| self.random.percent(40)).unwrap_or(plan.ttl_ms);
                 let ttl_ms = self.random.between(least_ms, most_ms);
                 let kept = self.random.percent(70);
-                self.clients[client].sessions.push(Session { lease, ttl_ms, kept, renew_us: known.now_us, epoch: 0 });
+                // One of four is renewed so late that it may be too late, which no lifecycle would do.
+                let has_keeper = client.is_multiple_of(2) && lease % 4 != 0;
+                let (renew_us, keeper, epoch) = (known.now_us, None, 0);
+                self.clients[client].sessions.push(Session {
+                    lease,
+                    ttl_ms,
+                    kept,
+                    renew_us,
+                    has_keeper,
+                    keeper,
+                    epoch,
+                });
                 Request::Propose(Command::LeaseGrant(LeaseGrant { lease, ttl_ms, client: Bytes::new() }))
             }
             Action::Revoke => Request::Propose(Command::LeaseRevoke { lease: self.some_lease(client) }),
@@ -76,7 +91,7 @@ impl Traffic {
         let finishing = self.mood != Mood::Busy;
         let Client { sessions, waiting, .. } = &mut self.clients[client];
         let mut doing = Vec::new();
-        for session in sessions.iter_mut().filter(|session| session.renew_us <= now_us) {
+        for session in sessions.iter_mut().filter(|session| !session.has_keeper && session.renew_us <= now_us) {
             let is_waited_with = waiting.values().any(|lease| *lease == session.lease);
             if if finishing { is_waited_with } else { session.kept } {
                 session.renew_us = now_us + session.pace_us();
@@ -97,7 +112,8 @@ impl Client {
                 }
             }
             (Request::KeepAlive { lease, .. }, Ok(Answered::KeptAlive { ttl_ms: None })) => {
-                self.sessions.retain(|session| session.lease != *lease);
+                // What has a keeper is for that to give up.
+                self.sessions.retain(|session| session.lease != *lease || session.keeper.is_some());
                 self.held.retain(|held| held.lease != *lease);
             }
             (_, Ok(Answered::Reply(Reply::LeaseGranted { lease, ttl_ms }))) => {

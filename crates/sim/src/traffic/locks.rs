@@ -14,10 +14,10 @@ use crate::request::Request;
 
 pub(super) struct Held {
     pub lease: LeaseId,
-    key: Bytes,
+    pub key: Bytes,
     /// All of them, if several were taken together.
-    names: Vec<Bytes>,
-    token: Revision,
+    pub names: Vec<Bytes>,
+    pub token: Revision,
     call: u128,
 }
 

@@ -4,6 +4,8 @@
 //! that whatever turns up somewhere can be told from everything else. Clients crowd on few keys and few
 //! locks, because it is where they meet that things go wrong.
 
+mod elections;
+mod keeper;
 mod keys;
 mod leases;
 mod locks;
@@ -13,13 +15,16 @@ mod watches;
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use tenure_machine::{LeaseId, MemberId, Revision};
-use tenure_replica::{Answer, CallId, Notice, StreamId, WatchRequest};
+use tenure_machine::{Command, LeaseId, MemberId, Revision};
+use tenure_replica::{Answer, CallId, Failure, Notice, StreamId, WatchRequest};
 
 use crate::plan::Plan;
+use crate::planted::Planted;
 use crate::random::Random;
 use crate::request::{Call, Request};
 
+pub use self::keeper::Belief;
+use self::keeper::Clock;
 use self::leases::Session;
 use self::locks::Held;
 use self::operator::Operator;
@@ -48,6 +53,12 @@ pub enum Action {
     Unlock,
     Force,
     Meddle,
+    Campaign,
+    Proclaim,
+    Resign,
+    Observe,
+    /// Whatever has an unknown outcome is asked for again, word by word.
+    Retry,
     Cancel,
     Watch,
     Unwatch,
@@ -57,7 +68,7 @@ pub enum Action {
 
 impl Action {
     /// With how often each is done, before a seed changes that.
-    pub const ALL: [(Action, u64); 26] = [
+    pub const ALL: [(Action, u64); 31] = [
         (Action::Put, 20),
         (Action::PutLeased, 6),
         (Action::PutKeeping, 3),
@@ -79,12 +90,23 @@ impl Action {
         (Action::Unlock, 8),
         (Action::Force, 1),
         (Action::Meddle, 1),
+        (Action::Campaign, 3),
+        (Action::Proclaim, 3),
+        (Action::Resign, 2),
+        (Action::Observe, 2),
+        (Action::Retry, 4),
         (Action::Cancel, 3),
         (Action::Watch, 3),
         (Action::Unwatch, 1),
         (Action::CloseStream, 1),
         (Action::Progress, 2),
     ];
+
+    /// Whether it has to do with keys, and with nothing that changes keys, or hides them, by itself.
+    pub fn is_on_keys(self) -> bool {
+        use Action::*;
+        matches!(self, Put | PutKeeping | Delete | DeleteSpan | Txn | Range | RangeOld | View | Retry | Cancel | Watch)
+    }
 }
 
 /// What a client does.
@@ -126,6 +148,10 @@ pub struct Traffic {
     next_stream: StreamId,
     drawn: u64,
     operator: Operator,
+    /// Those that have changed.
+    beliefs: Vec<Belief>,
+    /// A bug put in on purpose: see [`crate::Planted::CountFromAnswer`].
+    counts_from_answer: bool,
 }
 
 #[derive(Default)]
@@ -135,14 +161,37 @@ struct Client {
     waiting: BTreeMap<CallId, LeaseId>,
     held: Vec<Held>,
     open: Vec<CallId>,
+    /// Commands of which nobody knows what became of them, the last ones.
+    unknown: Vec<Command>,
+    clock: Clock,
+}
+
+impl Client {
+    /// Only what a client proposes itself; a place in a queue is asked for again under a new name.
+    fn doubt(&mut self, request: &Request) {
+        const MOST: usize = 8;
+        if let Request::Propose(command) = request
+            && !matches!(command, Command::Publish(_) | Command::Compact { .. } | Command::Leave(_))
+        {
+            self.unknown.truncate(MOST - 1);
+            self.unknown.push(command.clone());
+        }
+    }
 }
 
 impl Traffic {
-    pub fn new(seed: u64, plan: &Plan) -> Traffic {
+    pub fn new(seed: u64, plan: &Plan, planted: Option<Planted>) -> Traffic {
+        let mut random = Random::new(seed, 2);
+        let mut client = || {
+            let drift_ppm = random.below(2 * plan.drift_ppm + 1) as i64 - plan.drift_ppm as i64;
+            Client { clock: Clock { drift_ppm, ..Clock::default() }, ..Client::default() }
+        };
         Traffic {
             mood: Mood::Busy,
-            random: Random::new(seed, 2),
-            clients: (0..plan.clients).map(|_| Client::default()).collect(),
+            clients: (0..plan.clients).map(|_| client()).collect(),
+            random,
+            beliefs: Vec::new(),
+            counts_from_answer: planted == Some(Planted::CountFromAnswer),
             streams: BTreeMap::new(),
             next_stream: 1,
             drawn: 0,
@@ -182,6 +231,11 @@ impl Traffic {
             }
             Grant | Revoke | KeepAlive | TimeToLive | Resume => self.on_leases(client, *action, plan, known),
             Lock | Relock | Unlock | Force | Meddle => self.on_locks(client, *action, plan),
+            Campaign | Proclaim | Resign | Observe => self.on_elections(client, *action, plan, known),
+            Retry => {
+                let again = self.clients[client].unknown.pop().map(|command| Doing::Call(Request::Propose(command)));
+                again.into_iter().collect()
+            }
             Cancel => {
                 let open = &mut self.clients[client].open;
                 match self.random.below(open.len() as u64 + 1) as usize {
@@ -196,17 +250,25 @@ impl Traffic {
     pub fn issued(&mut self, id: CallId, call: &Call) {
         self.operator.issued(id, &call.request);
         let client = &mut self.clients[call.client];
+        client.renewal_issued(id, call);
         client.open.push(id);
         if let Request::Lock(lock) = &call.request {
             client.waiting.insert(id, lock.lease);
         }
     }
 
-    pub fn cancelled(&mut self, id: CallId, call: &Call) {
+    /// The member is gone with this call.
+    pub fn lost(&mut self, call: &Call) {
+        self.clients[call.client].doubt(&call.request);
+    }
+
+    pub fn cancelled(&mut self, id: CallId, call: &Call, now_us: u64) {
         self.operator.answered(id);
         let client = &mut self.clients[call.client];
+        client.renewals_failed(|failed| failed == id, now_us);
         client.open.retain(|open| *open != id);
         client.waiting.remove(&id);
+        client.doubt(&call.request);
     }
 
     pub fn answered(&mut self, id: CallId, call: &Call, answer: &Answer, now_us: u64) {
@@ -214,10 +276,15 @@ impl Traffic {
         client.open.retain(|open| *open != id);
         client.waiting.remove(&id);
         self.operator.answered(id);
+        client.renewal_answered(id, call, answer, now_us, self.counts_from_answer);
         client.lease_answered(&call.request, answer, now_us);
         if let Request::Lock(lock) = &call.request {
             client.lock_answered(lock, answer);
         }
+        if let Err(Failure::TimedOut | Failure::LeaderChanged) = &answer.result {
+            client.doubt(&call.request);
+        }
+        self.note_beliefs(call.client);
     }
 
     /// What the reader of a stream does with a notice, and in how many microseconds.
@@ -227,8 +294,9 @@ impl Traffic {
     }
 
     /// A member is gone: connections break. Nobody knows what became of what was under way.
-    pub fn died(&mut self, lost: &[CallId], cut_off: &[StreamId]) {
+    pub fn died(&mut self, lost: &[CallId], cut_off: &[StreamId], now_us: u64) {
         for client in &mut self.clients {
+            client.renewals_failed(|id| lost.contains(&id), now_us);
             client.open.retain(|id| !lost.contains(id));
             client.waiting.retain(|id, _| !lost.contains(id));
         }

@@ -28,15 +28,10 @@ struct Watch {
 
 impl Traffic {
     pub(super) fn on_watches(&mut self, client: usize, action: Action, plan: &Plan, known: &Known) -> Vec<Doing> {
-        let is_own = |stream: &Stream| stream.client == client && !stream.broken;
-        let own: Vec<StreamId> = self.streams.iter().filter(|(_, stream)| is_own(stream)).map(|(id, _)| *id).collect();
+        let own = self.own_streams(client);
         let some = self.random.pick(&own).copied();
         match (action, some) {
-            (Action::Watch, some) => {
-                let stream = match some {
-                    Some(stream) if own.len() >= STREAMS || self.random.percent(60) => stream,
-                    _ => self.open_stream(client),
-                };
+            (Action::Watch, _) => {
                 let keys = match self.random.below(4) {
                     0 => Keys::all(),
                     1 => Keys::prefix(Bytes::from_static(b"lock/")),
@@ -51,7 +46,7 @@ impl Traffic {
                         Some(self.random.between(low, known.revision as u64 + 3) as i64)
                     }
                 };
-                vec![self.create(stream, keys, start)]
+                vec![self.watch_from(client, keys, start)]
             }
             (Action::Unwatch, Some(stream)) => {
                 let Some(found) = self.streams.get_mut(&stream) else { return Vec::new() };
@@ -67,6 +62,21 @@ impl Traffic {
             (Action::Progress, Some(stream)) => vec![Doing::Watch(stream, WatchRequest::Progress)],
             _ => Vec::new(),
         }
+    }
+
+    /// On one of the client's streams, or on a new one.
+    pub(super) fn watch_from(&mut self, client: usize, keys: Keys, start: Option<Revision>) -> Doing {
+        let own = self.own_streams(client);
+        let stream = match self.random.pick(&own).copied() {
+            Some(stream) if own.len() >= STREAMS || self.random.percent(60) => stream,
+            _ => self.open_stream(client),
+        };
+        self.create(stream, keys, start)
+    }
+
+    fn own_streams(&self, client: usize) -> Vec<StreamId> {
+        let is_own = |stream: &Stream| stream.client == client && !stream.broken;
+        self.streams.iter().filter(|(_, stream)| is_own(stream)).map(|(id, _)| *id).collect()
     }
 
     /// Every broken stream of a client is opened anew, with whoever is there.

@@ -4,21 +4,95 @@ use bytes::Bytes;
 use tenure_machine::{MemberChange, MemberId, Mode};
 use tenure_replica::{CallId, Input, StreamId, WatchRequest};
 
-use super::{Broken, Event, Phase, World, context, see};
+use super::{Broken, Event, Phase, Told, World, context, see};
 use crate::checks::Seen;
 use crate::member::Member;
 use crate::model::{Model, Place};
 use crate::request::{Call, Request};
-use crate::traffic::{Doing, Known};
+use crate::traffic::{Belief, Doing, Known};
 
 impl World {
     pub(super) fn client_acts(&mut self, client: usize) -> Result<(), Broken> {
+        let paused_us = self.clients_paused_us[client];
+        if paused_us > self.now_us {
+            self.events.at(paused_us, Event::Client(client));
+            return Ok(());
+        }
         let known = self.known();
         let (doing, pause_us) = self.traffic.act(client, &self.plan, &known);
         if self.phase == Phase::Busy || self.phase == Phase::Healed {
             self.events.at(self.now_us + pause_us, Event::Client(client));
         }
-        doing.into_iter().try_for_each(|doing| self.perform(client, doing))
+        doing.into_iter().try_for_each(|doing| self.perform(client, doing))?;
+        self.believe()
+    }
+
+    /// A client's keeper looks at its leases.
+    pub(super) fn keep(&mut self, client: usize) -> Result<(), Broken> {
+        if self.keep_due_us[client] != self.now_us || self.clients_paused_us[client] > self.now_us {
+            return Ok(());
+        }
+        self.keep_due_us[client] = u64::MAX;
+        let doing = self.traffic.keep(client, self.now_us);
+        // What it lets go of, it lets go of before it asks for anything.
+        self.believe()?;
+        doing.into_iter().try_for_each(|doing| self.perform(client, doing))?;
+        self.believe()
+    }
+
+    /// Shows the checks which clients believe what since they were last asked, and wakes their keepers in time.
+    pub(super) fn believe(&mut self) -> Result<(), Broken> {
+        for Belief { client, lease, holds } in self.traffic.take_beliefs() {
+            let seen = Seen::Believed { client, lease, holds };
+            see(&mut self.checks, &seen, &context!(self))?;
+        }
+        for client in 0..self.plan.clients {
+            if let Some(keep_us) = self.traffic.keep_us(client) {
+                let keep_us = keep_us.max(self.now_us).max(self.clients_paused_us[client]);
+                if keep_us < self.keep_due_us[client] {
+                    self.keep_due_us[client] = keep_us;
+                    self.events.at(keep_us, Event::Keep(client));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A client's process stands still for so long, its work with it.
+    pub fn pause_client(&mut self, client: usize, pause_us: u64) {
+        let until_us = self.now_us + pause_us;
+        self.trace.note(self.now_us, format_args!("! client {client} stands still for {pause_us} us"));
+        self.clients_paused_us[client] = until_us;
+        self.keep_due_us[client] = u64::MAX;
+        self.traffic.pause(client, true);
+        self.events.at(until_us, Event::GoOn(client));
+        if let Err(broken) = self.believe() {
+            self.broken = Some(broken);
+        }
+    }
+
+    /// What its lifecycle makes of the gap comes before anything else that the client does.
+    pub(super) fn go_on_client(&mut self, client: usize) -> Result<(), Broken> {
+        if self.clients_paused_us[client] != self.now_us {
+            return Ok(());
+        }
+        let doing = self.traffic.keep(client, self.now_us);
+        self.traffic.pause(client, false);
+        self.believe()?;
+        doing.into_iter().try_for_each(|doing| self.perform(client, doing))?;
+        self.believe()
+    }
+
+    /// An answer comes to its client, or waits until that goes on.
+    pub(super) fn tell(&mut self, told: Told) -> Result<(), Broken> {
+        let Told { id, call, answer } = &told;
+        let until_us = self.clients_paused_us[call.client];
+        if until_us > self.now_us {
+            self.events.at(until_us, Event::Told(Box::new(told)));
+            return Ok(());
+        }
+        self.traffic.answered(*id, call, answer, self.now_us);
+        self.believe()
     }
 
     fn known(&self) -> Known {
@@ -82,7 +156,7 @@ impl World {
         let member = call.member;
         self.give(member, Input::Cancel { call: id });
         let call = &self.calls[&id];
-        self.traffic.cancelled(id, call);
+        self.traffic.cancelled(id, call, self.now_us);
         see(&mut self.checks, &Seen::Cancelled { id, call }, &context!(self))
     }
 

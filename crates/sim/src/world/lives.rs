@@ -8,6 +8,7 @@ use super::{Broken, Event, Own, World, context, see};
 use crate::checks::Seen;
 use crate::durable::Durable;
 use crate::member::Life;
+use crate::planted::Planted;
 use crate::recovery::{self, CLUSTER, Opening, OpeningError};
 
 impl World {
@@ -74,6 +75,11 @@ impl World {
     /// The store cannot go on: the process stops, as it must.
     fn fail(&mut self, id: MemberId, fault: &Fault) -> Result<(), Broken> {
         self.trace.note(self.now_us, format_args!("! member {id} stops: {fault}"));
+        if let (Fault::Corrupt { .. }, Some(damage)) = (fault, self.member(id).damage.take()) {
+            self.report.damaged += 1;
+            self.kill(id);
+            return self.replace_disk(id, damage);
+        }
         if let Fault::Refused { .. } | Fault::Corrupt { .. } = fault {
             return Err(Broken { rule: "the log takes what a member gives it", what: format!("member {id}: {fault}") });
         }
@@ -129,6 +135,7 @@ impl World {
         member.disk = MemoryDisk::new(seed);
         member.durable = Durable::default();
         member.cut_at = None;
+        member.damage = None;
     }
 
     /// The member is stopped as an operator does it.
@@ -163,8 +170,20 @@ impl World {
         let until_us = self.now_us + pause_us;
         self.trace.note(self.now_us, format_args!("! member {id} stands still for {pause_us} us"));
         if let Some(life) = self.life_mut(id) {
-            life.paused_until_us = until_us;
+            life.paused_until_us = life.paused_until_us.max(until_us);
         }
+    }
+
+    /// Its clock leaps ahead, or falls behind what it would show. It never goes back: whoever falls behind stands
+    /// still for as long.
+    pub fn shift_clock(&mut self, id: MemberId, by_us: i64) {
+        self.trace.note(self.now_us, format_args!("! member {id}'s clock is shifted by {by_us} us"));
+        let now_us = self.now_us;
+        if let Some(life) = self.life_mut(id) {
+            life.ahead_us += by_us;
+        }
+        // It may have something to do by now.
+        self.step_at(id, now_us + 1);
     }
 
     fn died(&mut self, id: MemberId) {
@@ -172,11 +191,12 @@ impl World {
         let lost: Vec<CallId> = self.calls.iter().filter(|(_, call)| call.member == id).map(|(id, _)| *id).collect();
         let cut_off: Vec<StreamId> =
             self.streams.iter().filter(|(_, member)| **member == id).map(|(stream, _)| *stream).collect();
-        self.traffic.died(&lost, &cut_off);
+        lost.iter().filter_map(|id| self.calls.get(id)).for_each(|call| self.traffic.lost(call));
+        self.traffic.died(&lost, &cut_off, self.now_us);
         self.calls.retain(|_, call| call.member != id);
         self.streams.retain(|_, member| *member != id);
         let seen = Seen::Died { member: id, lost: &lost, cut_off: &cut_off };
-        if let Err(broken) = see(&mut self.checks, &seen, &context!(self)) {
+        if let Err(broken) = see(&mut self.checks, &seen, &context!(self)).and_then(|()| self.believe()) {
             self.broken = Some(broken);
         }
         let down_us = self.random.spread(1_000, 1_500_000 * self.plan.slowness);
@@ -190,7 +210,11 @@ impl World {
         if member.life.is_some() || member.is_gone {
             return Ok(());
         }
+        let is_to_come = member.disk.is_misdirecting();
         let opened = recovery::open(&member.disk, id, &member.founders, segment_bytes, directory_id, chunk_bytes);
+        if let Some(damage) = member.damage.take() {
+            return self.open_damaged(id, damage, is_to_come, opened);
+        }
         let excused = member.power_is_off() || member.disk_is_bad;
         let broken = |rule, what: String| Err(Broken { rule, what: format!("member {id}: {what}") });
         let opening = match opened {
@@ -208,7 +232,7 @@ impl World {
         self.boot(id, opening)
     }
 
-    fn try_again(&mut self, id: MemberId, why: &str) -> Result<(), Broken> {
+    pub(super) fn try_again(&mut self, id: MemberId, why: &str) -> Result<(), Broken> {
         self.trace.note(self.now_us, format_args!("! member {id} cannot start: {why}"));
         let member = self.member(id);
         if member.power_is_off() {
@@ -221,7 +245,7 @@ impl World {
         Ok(())
     }
 
-    fn boot(&mut self, id: MemberId, opening: Opening) -> Result<(), Broken> {
+    pub(super) fn boot(&mut self, id: MemberId, opening: Opening) -> Result<(), Broken> {
         let Opening { store, recovered, boot, snapshot_hash } = opening;
         let (index, entries, state) = (recovered.snapshot.index, recovered.entries.len(), recovered.hard_state);
         let torn = recovered.torn_tail.as_ref();
@@ -232,7 +256,10 @@ impl World {
         self.reference.recover(&recovered, snapshot_hash).map_err(broken)?;
         self.member(id).durable.recover(&recovered).map_err(broken)?;
         let (boot_number, seed) = (self.random.draw(), self.random.draw());
-        let config = Config { cluster: CLUSTER, member: id, boot: boot_number, seed, ..self.plan.replica.clone() };
+        let mut config = Config { cluster: CLUSTER, member: id, boot: boot_number, seed, ..self.plan.replica.clone() };
+        if self.planted == Some(Planted::KeepTail) {
+            config.log_tail_bytes = u64::MAX;
+        }
         let (now_us, planted, chunk_bytes) = (self.now_us, self.planted, self.plan.chunk_bytes);
         let member = self.member(id);
         member.lives += 1;

@@ -6,6 +6,7 @@
 //! have not read yet. Last all members are stopped and started once more, and must be what they were.
 
 mod clients;
+mod damage;
 mod lives;
 mod report;
 mod step;
@@ -17,7 +18,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bytes::Bytes;
 use tenure_machine::MemberId;
-use tenure_replica::{CallId, StreamId, WatchRequest};
+use tenure_replica::{Answer, CallId, StreamId, WatchRequest};
 
 use crate::checks::{self, Check, Context, Seen};
 use crate::events::Events;
@@ -61,6 +62,9 @@ pub struct World {
     next_call: CallId,
     /// To which member each client goes first.
     homes: Vec<MemberId>,
+    /// When each client's keeper is woken next, and until when each client stands still.
+    keep_due_us: Vec<u64>,
+    clients_paused_us: Vec<u64>,
     streams: BTreeMap<StreamId, MemberId>,
     transfers: BTreeMap<u64, Transfer>,
     next_transfer: u64,
@@ -91,14 +95,29 @@ enum Event {
         from: MemberId,
         to: MemberId,
         directory_id: u128,
+        /// Of the receiver, if the sender knew it.
+        meant_for: Option<u128>,
         message: Bytes,
     },
     Transfer(u64),
     Restart(MemberId),
     Client(usize),
+    /// A client's keeper is woken.
+    Keep(usize),
+    /// A client that stood still goes on.
+    GoOn(usize),
+    /// An answer that waited until its client went on.
+    Told(Box<Told>),
     Strike(usize),
     Heal,
     Look,
+}
+
+/// An answer on its way to the one who asked.
+struct Told {
+    id: CallId,
+    call: Call,
+    answer: Answer,
 }
 
 enum Own {
@@ -122,8 +141,17 @@ pub struct Setting {
     pub planted: Option<Planted>,
     /// Only these of the seed's faults strike.
     pub faults: Option<Vec<&'static str>>,
+    /// Only the check whose name begins so looks on, beside the comparison with the model.
+    pub check: Option<&'static str>,
     /// How many of the last lines of the timeline are kept.
     pub lines: usize,
+}
+
+impl Setting {
+    /// Everything that the seed has.
+    pub fn of(seed: u64) -> Setting {
+        Setting { seed, planted: None, faults: None, check: None, lines: 0 }
+    }
 }
 
 /// Runs one seed to its end.
@@ -164,6 +192,7 @@ impl World {
         if let Some(kept) = &setting.faults {
             plan.faults.retain(|fault| kept.contains(fault));
         }
+        let is_asked = |name: &str| setting.check.is_none_or(|asked| name.starts_with(asked));
         let mut random = Random::new(seed, 3);
         let founders: Vec<MemberId> = (1..=plan.members).collect();
         let members = founders.iter().map(|id| {
@@ -180,14 +209,16 @@ impl World {
             planted: setting.planted,
             memory: Memory::default(),
             events: Events::default(),
-            traffic: Traffic::new(seed, &plan),
+            traffic: Traffic::new(seed, &plan, setting.planted),
             faults: all.map(Some).collect(),
             reference: Reference::new(&founders),
-            checks: checks::all(),
+            checks: checks::all().into_iter().filter(|check| is_asked(check.name())).collect(),
             trace: Trace::new(setting.lines),
             calls: BTreeMap::new(),
             next_call: 1,
             homes: (0..plan.clients as u64).map(|client| 1 + client % plan.members).collect(),
+            keep_due_us: vec![u64::MAX; plan.clients],
+            clients_paused_us: vec![0; plan.clients],
             streams: BTreeMap::new(),
             transfers: BTreeMap::new(),
             next_transfer: 1,
@@ -228,10 +259,17 @@ impl World {
     fn happen(&mut self, event: Event) -> Result<(), Broken> {
         match event {
             Event::Own { member, life, what } => self.happen_within(member, life, what)?,
-            Event::Packet { from, to, directory_id, message } => self.arrive(from, to, directory_id, message),
+            Event::Packet { from, to, directory_id, meant_for, message } => {
+                if self.is_meant(to, meant_for) {
+                    self.arrive(from, to, directory_id, message);
+                }
+            }
             Event::Transfer(transfer) => self.carry_on(transfer)?,
             Event::Restart(member) => self.restart(member)?,
             Event::Client(client) => self.client_acts(client)?,
+            Event::Keep(client) => self.keep(client)?,
+            Event::GoOn(client) => self.go_on_client(client)?,
+            Event::Told(told) => self.tell(*told)?,
             Event::Strike(fault) => self.strike(fault),
             Event::Heal => self.heal(),
             Event::Look => self.look()?,
@@ -292,6 +330,13 @@ impl World {
             Some(leader) if self.fault_random.percent(30) => leader,
             _ => self.fault_random.pick(&members).copied().unwrap_or(1),
         }
+    }
+
+    /// Whoever was never seen cannot be known again, and without a majority nobody can go on.
+    pub fn can_lose_disk(&self, victim: MemberId) -> bool {
+        let others: Vec<MemberId> = self.configured().into_iter().filter(|other| *other != victim).collect();
+        let knows = |other: &MemberId| self.life(*other).is_some_and(|life| life.peers.directory_of(victim).is_some());
+        others.len() >= 2 && self.life(victim).is_some() && others.iter().all(knows)
     }
 
     fn strike(&mut self, nth: usize) {
@@ -355,6 +400,12 @@ impl World {
                 }
             }
             Phase::Reading if passed_us > READ_WITHIN_US => {
+                for member in self.configured() {
+                    let Some(life) = self.members.get(&member).and_then(|member| member.life.as_ref()) else {
+                        continue;
+                    };
+                    see(&mut self.checks, &Seen::Quiet { replica: &life.replica }, &context!(self))?;
+                }
                 see(&mut self.checks, &Seen::Ended, &context!(self))?;
                 for member in self.members.keys().copied().collect::<Vec<_>>() {
                     self.stop_in_order(member);

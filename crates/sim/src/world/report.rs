@@ -21,6 +21,8 @@ pub struct Report {
     pub snapshots_received: u64,
     pub installs: u64,
     pub removed: u64,
+    /// Damaged disks that were found to be so.
+    pub damaged: u64,
     /// The highest, of one run; of many, all of them together.
     pub term: u64,
     /// Of the last run.
@@ -42,6 +44,7 @@ impl Report {
         self.snapshots_received += other.snapshots_received;
         self.installs += other.installs;
         self.removed += other.removed;
+        self.damaged += other.damaged;
         self.term += other.term;
         self.trace = other.trace;
     }
@@ -51,7 +54,7 @@ impl fmt::Display for Report {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             formatter,
-            "simulated {:.1} h: {} calls, {} commands, {} notices, {} snapshots, {} installed, {} deaths, {} removed, {} terms, {} messages, {} steps",
+            "simulated {:.1} h: {} calls, {} commands, {} notices, {} snapshots, {} installed, {} deaths, {} removed, {} damaged, {} terms, {} messages, {} steps",
             self.simulated_us as f64 / 3.6e9,
             self.calls,
             self.commands,
@@ -60,6 +63,7 @@ impl fmt::Display for Report {
             self.installs,
             self.deaths,
             self.removed,
+            self.damaged,
             self.term,
             self.messages,
             self.steps

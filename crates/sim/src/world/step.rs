@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use tenure_machine::MemberId;
 use tenure_replica::{Answer, Answered, CallId, Failure, Input, Notice, Output, Persist, StreamId, WatchRequest};
 
-use super::{Broken, Event, Own, World, context, see};
+use super::{Broken, Event, Own, Told, World, context, see};
 use crate::checks::Seen;
 use crate::describe;
 use crate::planted::Planted;
@@ -163,7 +163,7 @@ impl World {
                 life.save_snapshot(save);
                 checked.map_err(|what| Broken { rule: "K5: a snapshot is the state", what })?;
             }
-            Output::Answer { call, answer } => self.answered(id, call, &answer, within)?,
+            Output::Answer { call, answer } => self.answered(id, call, answer, within)?,
             // Told to sessions' streams only, of which this world has none.
             Output::Queued { .. } | Output::Session { .. } | Output::LockNotice { .. } => {}
             Output::Notice { stream, notice } => self.noticed(id, stream, &notice, within)?,
@@ -186,7 +186,7 @@ impl World {
         &mut self,
         member: MemberId,
         id: CallId,
-        answer: &Answer,
+        answer: Answer,
         within: &mut RangeInclusive<u64>,
     ) -> Result<(), Broken> {
         let Some(call) = self.calls.remove(&id).filter(|call| call.member == member) else {
@@ -204,10 +204,12 @@ impl World {
             *within = index.clamp(*within.start(), *within.end())..=*within.end();
         }
         let within = within.clone();
-        self.compare_reply(&call, answer, *within.end())?;
-        see(&mut self.checks, &Seen::Answered { id, call: &call, answer, within }, &context!(self))?;
+        self.compare_reply(&call, &answer, *within.end())?;
+        see(&mut self.checks, &Seen::Answered { id, call: &call, answer: &answer, within }, &context!(self))?;
         if !call.cancelled {
-            self.traffic.answered(id, &call, answer, self.now_us);
+            let (least_us, most_us) = self.plan.answer_us;
+            let at_us = self.now_us + self.random.spread(least_us, most_us);
+            self.events.at(at_us, Event::Told(Box::new(Told { id, call, answer })));
         }
         Ok(())
     }

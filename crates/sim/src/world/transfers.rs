@@ -103,7 +103,8 @@ impl World {
         if paused_us > 0 {
             return Ok(Step::Wait(paused_us));
         }
-        if !self.is_welcome(from, to, directory_id) {
+        let meant_for = self.life(from).and_then(|life| life.peers.directory_of(to));
+        if !self.is_meant(to, meant_for) || !self.is_welcome(from, to, directory_id) {
             return Ok(Step::Refused);
         }
         let piece_bytes = self.random.spread(64, 4 << 10);

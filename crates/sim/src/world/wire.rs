@@ -12,8 +12,9 @@ impl World {
     pub(super) fn send(&mut self, from: MemberId, to: MemberId, message: Bytes) {
         let Some(directory_id) = self.life(from).map(|life| life.directory_id) else { return };
         self.report.messages += 1;
+        let meant_for = self.life(from).and_then(|life| life.peers.directory_of(to));
         for at_us in self.network.arrivals_us(from, to, self.now_us) {
-            self.events.at(at_us, Event::Packet { from, to, directory_id, message: message.clone() });
+            self.events.at(at_us, Event::Packet { from, to, directory_id, meant_for, message: message.clone() });
         }
     }
 
@@ -21,6 +22,13 @@ impl World {
         if !self.network.is_cut(from, to) && self.is_welcome(from, to, directory_id) {
             self.give(to, Input::Message { from, message });
         }
+    }
+
+    /// Who calls somebody compares directories, too: what was meant for a member before it lost its disk is not given
+    /// to whoever is there under its name now.
+    pub(super) fn is_meant(&self, to: MemberId, meant_for: Option<u128>) -> bool {
+        let is_it = |known: u128| self.life(to).is_some_and(|life| life.directory_id == known);
+        self.planted == Some(Planted::WelcomeStrangers) || meant_for.is_none_or(is_it)
     }
 
     /// Rule 6: everybody keeps the identity of everybody's directory, and knows a stranger by it. Whoever is
