@@ -388,6 +388,7 @@ impl World {
         let passed_us = self.now_us - self.phase_began_us;
         match self.phase {
             Phase::Healed => {
+                self.stop_forgotten();
                 let calm = self.is_caught_up() && self.traffic.is_calm() && self.stray().is_empty();
                 if calm || passed_us > ANSWERED_WITHIN_US * self.plan.slowness {
                     self.settle()?;
@@ -420,6 +421,23 @@ impl World {
             Phase::Busy | Phase::LastLife | Phase::Over => {}
         }
         Ok(())
+    }
+
+    /// Stops members that were removed without hearing of it and know only such as are gone: nobody is left to tell
+    /// them, so it is their operator who ends them.
+    fn stop_forgotten(&mut self) {
+        let configured = self.configured();
+        let is_gone = |id: &MemberId| self.members.get(id).is_none_or(|member| member.is_gone);
+        let is_forgotten = |member: &&Member| {
+            let Some(life) = &member.life else { return false };
+            let status = life.replica.status();
+            let others = status.voters.iter().chain(&*status.learners).filter(|other| **other != member.id);
+            !configured.contains(&member.id) && others.into_iter().all(is_gone)
+        };
+        let forgotten: Vec<MemberId> = self.members.values().filter(is_forgotten).map(|member| member.id).collect();
+        for member in forgotten {
+            self.retire(member, "was removed, and nobody is left to tell it: its operator stops it");
+        }
     }
 
     fn settle(&mut self) -> Result<(), Broken> {
