@@ -365,6 +365,11 @@ fn prove_end<D: Disk>(place: &Place<D>, sequence: u64, bytes: &[u8], end: usize,
 /// A segment without a readable beginning never held more than the torn batch `number`.
 fn prove_unused<D: Disk>(place: &Place<D>, sequence: u64, number: u64) -> Result<(), Fault> {
     let bytes = read_segment(place, sequence)?;
+    // A write that went astray may be what hides the beginning.
+    if let Some(header) = BatchHeader::decode(&bytes, place.salt(sequence)) {
+        let reason = format!("batch {} lies at byte 0 but was meant for byte {}", header.number, header.offset);
+        return Err(Fault::corrupt(&place.segment_path(sequence), 0, reason));
+    }
     prove_end(place, sequence, &bytes, SEGMENT_HEADER_BYTES, number)
 }
 

@@ -262,6 +262,25 @@ fn a_misdirected_write_is_named_when_it_was_acknowledged() {
 }
 
 #[test]
+fn a_write_over_the_beginning_of_a_segment_is_named() {
+    let mut member = Member::initialised(8);
+    let mut index = 2;
+    // Until the second segment has its first batch.
+    while member.disk.contents(&segment(2)).is_none_or(|bytes| batches(&bytes).is_empty()) {
+        member.run(&append(index, index, 300)).unwrap();
+        index += 1;
+    }
+    // The next one hides that first batch and that there is a segment at all, and nothing comes after it.
+    member.disk.misdirect_write(1, 0);
+    member.run(&append(index, index, 900)).unwrap();
+    match open(&copy(&member.disk), &directory()) {
+        Err(OpenError::Corrupt { file, .. }) => assert_eq!(file, segment(2)),
+        Err(error) => panic!("{error}"),
+        Ok((_, recovered)) => panic!("the log ends at {:?}, and nobody noticed", recovered.entries.last()),
+    }
+}
+
+#[test]
 fn stale_batches_behind_the_end_are_never_read() {
     let (old, _) = many_segments();
     let mut member = Member::initialised(9);
