@@ -6,11 +6,13 @@ mod members;
 
 use bytes::Bytes;
 use harness::config;
-use members::{Asked, Cluster, MEMBERS};
+use members::{Asked, Cluster, MEMBERS, raft_message};
+use raft::eraftpb::MessageType;
 use tenure_machine::*;
 use tenure_replica::{Config, Failure};
 
-/// The kind of message that carries commands.
+/// The kinds of messages that carry raft's own, and commands.
+const RAFT: u8 = 0;
 const COMMANDS: u8 = 3;
 
 fn small_config() -> Config {
@@ -48,6 +50,61 @@ fn whoever_is_asked_has_it_done() {
     assert_eq!((cluster.counts.puts, cluster.counts.reads, cluster.counts.grants), (3, 3, 3));
     assert!(cluster.asked.is_empty(), "{:?}", cluster.asked);
     assert!(cluster.outcomes.values().all(Option::is_none));
+}
+
+/// A hand-over is one round of the log: the release takes along the place that somebody asked for meanwhile. If no
+/// command comes it is not forgotten.
+#[test]
+fn a_place_behind_others_goes_with_the_next_command() {
+    let mut cluster = Cluster::new(1, Config { join_patience_ms: 50, ..small_config() });
+    let leader = cluster.wait_for_leader();
+    let follower = follower(&cluster);
+    for lease in 1..=3 {
+        cluster.grant(leader, lease);
+    }
+    cluster.run(30);
+    cluster.lock(leader, 1);
+    cluster.run(30);
+    let before = cluster.status(leader).last_index;
+    cluster.lock(follower, 2);
+    cluster.run(20);
+    assert_eq!(cluster.status(leader).last_index, before, "nobody waits for it yet");
+    cluster.put(follower);
+    cluster.run(20);
+    assert_eq!(cluster.status(leader).last_index, before + 2, "both");
+    let queue = |cluster: &Cluster| {
+        let state = cluster.hosts[&leader].replica.machine().state();
+        state.lock_queue(b"job").map(|entry| entry.lease).collect::<Vec<_>>()
+    };
+    assert_eq!(queue(&cluster), [1, 2]);
+    cluster.lock(follower, 3);
+    cluster.run(80);
+    assert_eq!(queue(&cluster), [1, 2, 3], "its patience is over");
+    cluster.delete(follower, lock::entry_key(b"job", 1));
+    cluster.run(30);
+    assert_eq!(cluster.counts.grants, 2, "the next one's turn");
+}
+
+/// A leader tells every commit index at once, and raft answers each time.
+#[test]
+fn a_follower_says_once_what_it_has_and_writes_down_what_is_committed_with_what_comes_next() {
+    let slow = Config { election_min_ms: 1000, election_max_ms: 2000, heartbeat_ms: 200, ..small_config() };
+    let mut cluster = Cluster::new(1, slow);
+    let leader = cluster.wait_for_leader();
+    let follower = follower(&cluster);
+    cluster.run(300);
+    cluster.copied = Some((follower, leader, RAFT));
+    cluster.put(leader);
+    cluster.run(60);
+    let first = cluster.status(leader).commit_index;
+    assert_eq!(cluster.status(follower).commit_index, first, "it knows");
+    let sent = cluster.copies.iter().filter_map(|packet| raft_message(&packet.message));
+    let said = sent.filter(|message| message.msg_type() == MessageType::MsgAppendResponse && message.index == first);
+    assert_eq!(said.count(), 1);
+    assert!(cluster.host(follower).disk.hard_state.commit < first, "that alone is not worth a write");
+    cluster.put(leader);
+    cluster.run(60);
+    assert!(cluster.host(follower).disk.hard_state.commit >= first);
 }
 
 /// Without being forwarded again what the network loses would time out; without their origin copies would count twice.

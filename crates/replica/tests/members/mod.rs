@@ -117,7 +117,7 @@ pub struct Packet {
     due_ms: u64,
     from: MemberId,
     to: MemberId,
-    message: Bytes,
+    pub message: Bytes,
 }
 
 impl Cluster {
