@@ -431,8 +431,10 @@ impl World {
         let is_forgotten = |member: &&Member| {
             let Some(life) = &member.life else { return false };
             let status = life.replica.status();
-            let others = status.voters.iter().chain(&*status.learners).filter(|other| **other != member.id);
-            !configured.contains(&member.id) && others.into_iter().all(is_gone)
+            let mut others = status.voters.iter().chain(&*status.learners).filter(|other| **other != member.id);
+            // One that knows nobody yet is only about to join.
+            let knows_somebody = others.clone().next().is_some();
+            !configured.contains(&member.id) && knows_somebody && others.all(is_gone)
         };
         let forgotten: Vec<MemberId> = self.members.values().filter(is_forgotten).map(|member| member.id).collect();
         for member in forgotten {
