@@ -130,6 +130,7 @@ pub enum Workload {
     Put,
     Get,
     Lock,
+    Native,
     Contend,
     Session,
     Lease,
@@ -144,10 +145,11 @@ pub enum Workload {
 }
 
 impl Workload {
-    pub const ALL: [Workload; 14] = [
+    pub const ALL: [Workload; 15] = [
         Workload::Put,
         Workload::Get,
         Workload::Lock,
+        Workload::Native,
         Workload::Contend,
         Workload::Session,
         Workload::Lease,
@@ -166,6 +168,7 @@ impl Workload {
             Workload::Put => "put",
             Workload::Get => "get",
             Workload::Lock => "lock",
+            Workload::Native => "native",
             Workload::Contend => "contend",
             Workload::Session => "session",
             Workload::Lease => "lease",
@@ -186,6 +189,7 @@ impl Workload {
             Workload::Put => "each client puts one random key after the other",
             Workload::Get => "each client gets one random key after the other, linearizable unless told otherwise",
             Workload::Lock => "each client locks and unlocks a name of its own: nobody waits",
+            Workload::Native => "the same over Tenure's own lock service",
             Workload::Contend => "all clients lock and unlock one name: every operation is a hand-over",
             Workload::Session => {
                 "each client is a session stream of Tenure's with --depth cycles of lock and unlock in flight"

@@ -9,6 +9,7 @@ mod fleet;
 mod key_value;
 mod lease;
 mod lock;
+mod native;
 mod phases;
 mod range;
 mod renewals;
@@ -42,6 +43,9 @@ impl Workload {
             }
             Workload::Lock => drive(plan, server, plan.warm_up, plan.limit, |connection, number| {
                 lock::Client::prepare(connection, format!("bench/lock/{number}"))
+            })?,
+            Workload::Native => drive(plan, server, plan.warm_up, plan.limit, |connection, number| {
+                native::Client::prepare(connection, format!("bench/native/{number}"))
             })?,
             Workload::Contend => drive(plan, server, plan.warm_up, plan.limit, |connection, _| {
                 lock::Client::prepare(connection, "bench/contend".to_owned())
