@@ -298,7 +298,7 @@ impl SessionStream {
         let SessionResponse { number, response } = told;
         match response {
             Some(Told::Granted(granted)) => self.granted(number, granted, open),
-            Some(Told::Refused(refused)) => return self.refused(number, refused),
+            Some(Told::Refused(refused)) => return self.refused(number, *refused),
             Some(Told::Unlocked(unlocked)) => {
                 if let Some(Asked::Unlock { token, answer, .. }) = self.asked.remove(&number) {
                     self.tenures.remove(&token);
@@ -428,7 +428,7 @@ async fn open(client: &Client, id: LeaseId) -> Result<(Open, SessionOpened), Opt
     };
     match opened {
         Ok((replies, Some(SessionResponse { response: Some(Told::Opened(opened)), .. }))) => {
-            Ok((Open { connection, requests, replies }, opened))
+            Ok((Open { connection, requests, replies }, *opened))
         }
         Ok(_) => {
             connections.leave(&connection);

@@ -76,10 +76,10 @@ impl Replica {
         }
         let (envelope, own_waits) = match proposal {
             Some(proposal) => {
-                debug_assert_eq!(codec::decode(Bytes::from(entry.data)).as_ref(), Ok(&proposal.envelope));
+                debug_assert_eq!(codec::decode(entry.data).as_ref(), Ok(&proposal.envelope));
                 (proposal.envelope, Some(proposal.waits))
             }
-            None => match codec::decode(Bytes::from(entry.data)) {
+            None => match codec::decode(entry.data) {
                 Ok(envelope) => (envelope, None),
                 Err(error) => return self.give_up_over(format!("log entry {index} of term {term}: {error}")),
             },

@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     fn entry(index: u64, term: u64) -> Entry {
-        Entry { index, term, data: vec![0; 36], ..Default::default() }
+        Entry { index, term, data: vec![0; 36].into(), ..Default::default() }
     }
 
     fn log(upto: u64) -> Log {

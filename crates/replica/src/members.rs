@@ -178,7 +178,7 @@ impl Replica {
             self.machine.skip(index, term);
             return self.change_configuration(&entry);
         }
-        let envelope = match codec::decode(entry.context.clone().into()) {
+        let envelope = match codec::decode(entry.context.clone()) {
             Ok(envelope) => envelope,
             Err(error) => return self.give_up_over(format!("log entry {index} of term {term}: {error}")),
         };
@@ -195,13 +195,13 @@ impl Replica {
 
     fn change_configuration(&mut self, entry: &Entry) {
         let changed = match entry.entry_type() {
-            EntryType::EntryConfChange => ConfChange::decode(entry.data.as_slice())
-                .ok()
-                .and_then(|change| self.node.apply_conf_change(&change).ok()),
+            EntryType::EntryConfChange => {
+                ConfChange::decode(&entry.data[..]).ok().and_then(|change| self.node.apply_conf_change(&change).ok())
+            }
             // An empty change is the one that leaves a joint configuration; it is applied like any other.
-            _ => ConfChangeV2::decode(entry.data.as_slice())
-                .ok()
-                .and_then(|change| self.node.apply_conf_change(&change).ok()),
+            _ => {
+                ConfChangeV2::decode(&entry.data[..]).ok().and_then(|change| self.node.apply_conf_change(&change).ok())
+            }
         };
         match changed {
             Some(configuration) => {

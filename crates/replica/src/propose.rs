@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use bytes::Bytes;
+use raft::eraftpb::{Entry, Message, MessageType};
 use tenure_machine::lock::entry_key;
 use tenure_machine::{
     Alarm, AlarmChange, AlarmKind, Command, Envelope, LeaseId, Leave, Lock, LockReply, Mode, Op, Refusal, SharedBytes,
@@ -56,13 +57,15 @@ impl Replica {
         match &envelope.command {
             Command::ChangeMembers(change) if changes_configuration(change) => self.append_change(envelope, change)?,
             _ => {
-                // Encoded where there is room already, so that what the log keeps is allocated once, as large as it is.
                 self.encoded.clear();
                 codec::encode(envelope, &mut self.encoded);
+                // Commands that come together lie together: nothing is allocated for each.
+                self.proposed.extend_from_slice(&self.encoded);
+                let entry = Entry { data: self.proposed.split().freeze(), ..Entry::default() };
+                let mut message = Message { from: self.config.member, entries: vec![entry], ..Message::default() };
+                message.set_msg_type(MessageType::MsgPropose);
                 // The only reason is that too much is under way.
-                self.node
-                    .propose(Vec::new(), self.encoded.clone())
-                    .map_err(|_| NotAppended::Refused(Failure::Overloaded))?;
+                self.node.raft.step(message).map_err(|_| NotAppended::Refused(Failure::Overloaded))?;
             }
         }
         let raft = &self.node.raft;

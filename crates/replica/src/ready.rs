@@ -164,8 +164,8 @@ pub(crate) fn raft_entry(entry: LogEntry) -> Entry {
         entry_type: entry.kind as i32,
         term: entry.term,
         index: entry.index,
-        data: entry.data.into(),
-        context: entry.context.into(),
+        data: entry.data,
+        context: entry.context,
         ..Default::default()
     }
 }
@@ -175,7 +175,7 @@ fn log_entry(entry: Entry) -> LogEntry {
         index: entry.index,
         term: entry.term,
         kind: entry.entry_type as u8,
-        data: entry.data.into(),
-        context: entry.context.into(),
+        data: entry.data,
+        context: entry.context,
     }
 }

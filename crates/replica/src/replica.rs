@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use raft::eraftpb::{Entry, HardState as RaftHardState};
 use raft::{RawNode, StateRole};
 use rand_chacha::ChaCha8Rng;
@@ -35,6 +35,8 @@ use crate::{Answer, Answered, CallId, Consistency, Failure, Input, Now, Output, 
 
 /// History events freed in a tick after a compaction, beside those that each command frees.
 const TRIM_EVENTS: usize = 256;
+/// Commands that lie in one allocation, about: it lasts as long as the last of them.
+const PROPOSED_BYTES: usize = 16 << 10;
 /// How long a member alone may sleep when nothing is due.
 const IDLE_MS: u64 = 500;
 
@@ -124,6 +126,8 @@ pub struct Replica {
     pub(crate) compact_asked: bool,
     /// Of the command that is being proposed.
     pub(crate) encoded: Vec<u8>,
+    /// What raft was given of them, and room for more.
+    pub(crate) proposed: BytesMut,
     pub(crate) outputs: Vec<Output>,
     pub(crate) failed: bool,
 }
@@ -151,6 +155,8 @@ impl Replica {
             applied: boot.snapshot_index,
             max_size_per_msg: config.inflight_bytes.min(1 << 20),
             max_inflight_msgs: 256,
+            // What is proposed in one step goes to a follower in one message.
+            batch_append: true,
             check_quorum: true,
             pre_vote: true,
             read_only_option: raft::ReadOnlyOption::Safe,
@@ -222,6 +228,7 @@ impl Replica {
             alarm_asked: false,
             compact_asked: false,
             encoded: Vec::new(),
+            proposed: BytesMut::with_capacity(PROPOSED_BYTES),
             outputs: Vec::new(),
             failed: false,
             config,

@@ -98,7 +98,7 @@ fn a_question_for_the_leader_is_dropped_by_others() {
     let other = MEMBERS.into_iter().find(|member| ![leader, follower].contains(member)).expect("one of three");
     let term = cluster.status(leader).term;
     let mut question = message(MessageType::MsgReadIndex, other, follower, term);
-    question.entries.push(Entry { data: b"context".to_vec(), ..Entry::default() });
+    question.entries.push(Entry { data: Bytes::from_static(b"context"), ..Entry::default() });
     cluster.host(follower).inputs.push(Input::Message { from: other, message: raft_bytes(&question) });
     cluster.run(50);
     let read = cluster.get(follower);

@@ -29,9 +29,10 @@ pub async fn serve(fake: Fake, mut requests: Streaming<SessionRequest>, replies:
                 lease = open.session_id;
                 fake.change(|state| state.opened += 1);
                 match renew(&fake, lease) {
-                    Some(Ok(ttl_ms)) => {
-                        tell(Told::Opened(SessionOpened { held: held(&fake, lease), ..opened(lease, ttl_ms) }))
-                    }
+                    Some(Ok(ttl_ms)) => tell(Told::Opened(Box::new(SessionOpened {
+                        held: held(&fake, lease),
+                        ..opened(lease, ttl_ms)
+                    }))),
                     Some(Err(status)) => drop(replies.send(Err(status))),
                     None => {}
                 }
@@ -97,7 +98,11 @@ fn held(fake: &Fake, lease: i64) -> Vec<SessionHeld> {
 }
 
 fn refused(code: Code, message: &str) -> Told {
-    Told::Refused(SessionRefused { code: code.into(), message: message.to_owned(), ..SessionRefused::default() })
+    Told::Refused(Box::new(SessionRefused {
+        code: code.into(),
+        message: message.to_owned(),
+        ..SessionRefused::default()
+    }))
 }
 
 async fn wait(fake: Fake, lease: i64, number: u64, lock: SessionLock, replies: Replies) {
@@ -149,7 +154,7 @@ async fn wait(fake: Fake, lease: i64, number: u64, lock: SessionLock, replies: R
                 None => (Code::DeadlineExceeded, "not granted in time"),
             };
             let refused = SessionRefused { code: code.into(), message: message.to_owned(), holder, waiting: 0 };
-            tell(Told::Refused(refused));
+            tell(Told::Refused(Box::new(refused)));
         }
     }
 }

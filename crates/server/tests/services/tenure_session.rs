@@ -33,7 +33,7 @@ async fn start(server: &Server, first: Asked) -> Result<Session, Status> {
     let mut responses = client(server).session(ReceiverStream::new(receiver)).await?.into_inner();
     let response = timeout(PATIENCE, responses.message()).await.expect("in time")?.expect("an answer");
     let Some(Told::Opened(opened)) = response.response else { panic!("{response:?}") };
-    Ok(Session { requests, responses, number: 1, opened, kept: VecDeque::new() })
+    Ok(Session { requests, responses, number: 1, opened: *opened, kept: VecDeque::new() })
 }
 
 async fn open(server: &Server, client_id: &str) -> Session {

@@ -226,7 +226,7 @@ async fn open(
         closed: false,
         out: VecDeque::new(),
     };
-    Ok((session, SessionResponse { number, response: Some(Told::Opened(opened)) }))
+    Ok((session, SessionResponse { number, response: Some(Told::Opened(Box::new(opened))) }))
 }
 
 fn held(view: &At<tenure_machine::View>, lease: LeaseId) -> Vec<SessionHeld> {
@@ -473,7 +473,7 @@ impl Session {
         let holder = busy.holder.as_ref().map(|entry| describe::entry(entry, None));
         let refused =
             SessionRefused { code: code.into(), message: message.to_owned(), holder, waiting: busy.waiting as u64 };
-        self.tell(number, Told::Refused(refused));
+        self.tell(number, Told::Refused(Box::new(refused)));
     }
 
     fn refuse(&mut self, number: u64, status: &Status) {
@@ -482,7 +482,7 @@ impl Session {
             message: status.message().to_owned(),
             ..SessionRefused::default()
         };
-        self.tell(number, Told::Refused(refused));
+        self.tell(number, Told::Refused(Box::new(refused)));
     }
 
     fn tell(&mut self, number: u64, response: Told) {
