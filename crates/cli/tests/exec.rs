@@ -10,7 +10,8 @@ use rustix::process::Signal;
 use shell::{Running, run};
 use support::place::Place;
 use support::proxy::Proxy;
-use support::{is_dead, until};
+use support::store::{Store, signing_key};
+use support::{Server, is_dead, until};
 
 /// As a command that says whether this process still does anything.
 fn report_on(id: &str) -> String {
@@ -73,6 +74,30 @@ fn the_command_sees_the_lock_and_the_input_and_no_shell() {
     // A writer whose reader is gone ends as it does at a shell.
     let said = place.tenure(&["exec", "a/b", "--", "sh", "-c", "(yes; echo survived $? >&2) | head -1"]);
     assert_eq!((said.stdout.as_str(), said.stderr.contains("survived 141")), ("y\n", true), "{}", said.stderr);
+}
+
+#[test]
+fn where_grants_are_signed_the_command_can_show_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let key = signing_key(directory.path());
+    let server = Server::start_with(&directory.path().join("data"), &["--signing-key", &key]);
+    let place = Place { server, directory };
+    let cluster = place.json(&["status"])["endpoints"][0]["cluster"].as_str().unwrap().to_owned();
+    let store = Store::start(&place.directory.path().join("store"), &["--signing-key", &key, "--cluster", &cluster]);
+    let said =
+        place.tenure(&["exec", "--holder", "me", "a", "--", "sh", "-c", "echo $TENURE_TOKEN $TENURE_SIGNATURE"]).ok();
+    let (token, signature) = said.trim().split_once(' ').expect("a token and a signature");
+    let write = |signature: &str| {
+        let token = serde_json::json!({"key": "a", "value": token.parse::<i64>().unwrap(), "signature": signature});
+        let body = serde_json::json!({"clientID": "me", "fencingToken": token, "data": "x"});
+        store.request("POST", "/write", body.to_string().as_bytes()).0
+    };
+    assert_eq!((write(signature), write("")), (200, 403));
+    // Not one that was inherited from another lock, where there is none.
+    let place = Place::start();
+    let mut command = place.command(&["exec", "a", "--", "sh", "-c", "echo \"<$TENURE_SIGNATURE>\""]);
+    command.env("TENURE_SIGNATURE", signature);
+    assert_eq!(run(command, "").ok(), "<>\n");
 }
 
 #[test]

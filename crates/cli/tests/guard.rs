@@ -2,14 +2,11 @@
 
 mod support;
 
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
-
 use serde_json::json;
 use support::Server;
 use support::place::{Connected, soon};
 use support::proxy::Proxy;
-use support::store::Store;
+use support::store::{Store, signing_key};
 use tenure_client::{Client, Durations, End, LockError, LossCause, Mode};
 
 #[tokio::test]
@@ -195,13 +192,6 @@ async fn an_operators_release_is_noticed() {
     next.check().unwrap();
     assert!(!connected.client.unlock("free", 1).await.unwrap());
     assert!(connected.client.unlock("a", 1).await.is_err(), "only the holder's token unlocks");
-}
-
-fn signing_key(directory: &Path) -> String {
-    let key = directory.join("signing.key");
-    std::fs::write(&key, "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n").unwrap();
-    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).unwrap();
-    key.to_str().unwrap().to_owned()
 }
 
 #[tokio::test]

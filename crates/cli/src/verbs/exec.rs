@@ -44,7 +44,8 @@ Exit codes:
   125  tenure itself failed   126  the command cannot be run   127  there is no such command
 
 The command sees TENURE_LOCK (the name), TENURE_TOKEN (the fencing token, to be handed to every storage
-that the lock protects) and TENURE_LEASE.";
+that the lock protects), TENURE_LEASE, and TENURE_SIGNATURE if the cluster signs its grants: good for one
+TTL, for storages that verify it.";
 
 const FAILED: u8 = 125;
 /// What is lost is most often so because nobody hears us.
@@ -160,6 +161,8 @@ impl Exec {
             ("TENURE_LOCK", guard.name().to_owned()),
             ("TENURE_TOKEN", guard.token().to_string()),
             ("TENURE_LEASE", format!("{:x}", guard.lease())),
+            // Empty where none is given: one that was inherited says nothing of this lock.
+            ("TENURE_SIGNATURE", guard.signature()),
         ];
         let mut watchdog = itself().and_then(Watchdog::start).context("cannot start the watchdog")?;
         let running = Running::start(&self.command, &environment).context("cannot start the command")?;

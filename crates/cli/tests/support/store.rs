@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::thread;
@@ -102,4 +103,12 @@ fn request(address: &str, method: &str, path: &str, body: &[u8]) -> Option<(u16,
     let status = response.split(' ').nth(1)?.parse().ok()?;
     let body = response.split_once("\r\n\r\n")?.1;
     Some((status, serde_json::from_str(body).unwrap_or_else(|_| panic!("no JSON: {response}"))))
+}
+
+/// A key for cluster and store, as a file.
+pub fn signing_key(directory: &Path) -> String {
+    let key = directory.join("signing.key");
+    std::fs::write(&key, "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n").unwrap();
+    std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o600)).unwrap();
+    key.to_str().unwrap().to_owned()
 }

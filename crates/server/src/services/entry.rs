@@ -1,6 +1,7 @@
 //! What every rpc passes, around the server that tonic generated.
 //!
-//! Before the handler: a caller that demands a leader is refused where none is known. After it: an
+//! Before the handler: a caller that demands a leader is refused where none is known. During it: a caller whose time
+//! is almost up is told that there is no leader, if that is what it waits for. After it: an
 //! answer whose bytes were prepared elsewhere takes the place of the empty one that tonic would
 //! encode ([`super::large`]), and a request that was too long to be read is refused in etcd's words.
 
@@ -8,8 +9,10 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
-use http::{Request, Response};
+use http::{HeaderMap, Request, Response};
+use tokio::time::Sleep;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
@@ -52,14 +55,51 @@ where
         if leader::is_required(request.headers()) && !(self.has_leader)() {
             return Passing::Refused;
         }
-        Passing::Handled(self.server.call(request))
+        let patience = time_left(request.headers()).map(|left| Patience {
+            almost_up: Box::pin(tokio::time::sleep(left - left / 10)),
+            has_leader: self.has_leader.clone(),
+        });
+        Passing::Handled { answer: self.server.call(request), patience }
     }
 }
 
 /// An rpc on its way through the server.
 pub enum Passing<F> {
     Refused,
-    Handled(F),
+    Handled { answer: F, patience: Option<Patience> },
+}
+
+/// Of a caller that has said how long it waits. When its time is up it knows nothing but that: why, it can only be told
+/// before.
+pub struct Patience {
+    almost_up: Pin<Box<Sleep>>,
+    has_leader: HasLeader,
+}
+
+impl Patience {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<bool> {
+        self.almost_up.as_mut().poll(context).map(|()| (self.has_leader)())
+    }
+}
+
+/// What gRPC's header says of the caller's deadline.
+fn time_left(headers: &HeaderMap) -> Option<Duration> {
+    let value = headers.get("grpc-timeout")?.to_str().ok()?;
+    let (digits, unit) = value.split_at_checked(value.len().checked_sub(1)?)?;
+    // As much as the protocol allows.
+    if !(1..=8).contains(&digits.len()) || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
+        return None;
+    }
+    let number: u64 = digits.parse().ok()?;
+    Some(match unit {
+        "H" => Duration::from_secs(number * 3600),
+        "M" => Duration::from_secs(number * 60),
+        "S" => Duration::from_secs(number),
+        "m" => Duration::from_millis(number),
+        "u" => Duration::from_micros(number),
+        "n" => Duration::from_nanos(number),
+        _ => return None,
+    })
 }
 
 impl<F> Future for Passing<F>
@@ -69,10 +109,22 @@ where
     type Output = Result<Response<Body>, Infallible>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.get_mut() {
-            Passing::Refused => Poll::Ready(Ok(Status::from(errors::NO_LEADER).into_http())),
-            Passing::Handled(future) => Pin::new(future).poll(context).map_ok(finish),
+        let passing = self.get_mut();
+        if let Passing::Handled { answer, patience } = passing {
+            if let Poll::Ready(answered) = Pin::new(answer).poll(context) {
+                return Poll::Ready(answered.map(finish));
+            }
+            match patience.as_mut().map(|patience| patience.poll(context)) {
+                None | Some(Poll::Pending) => return Poll::Pending,
+                Some(Poll::Ready(true)) => {
+                    *patience = None;
+                    return Poll::Pending;
+                }
+                // What it waits for is given up with it.
+                Some(Poll::Ready(false)) => *passing = Passing::Refused,
+            }
         }
+        Poll::Ready(Ok(Status::from(errors::NO_LEADER).into_http()))
     }
 }
 
@@ -119,6 +171,27 @@ mod tests {
         for (has_leader, header) in [(true, "true"), (false, "false"), (false, "")] {
             let response = through(has_leader, header, answer()).await;
             assert_eq!(response.into_body().collect().await.expect("read").to_bytes(), "answer");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_for_a_leader_is_told_before_its_time_is_up() {
+        let call = |has_leader: bool, timeout: &str| {
+            let server = service_fn(|_: Request<Body>| Box::pin(std::future::pending::<Result<_, Infallible>>()));
+            let mut request = Request::new(Body::empty());
+            request.headers_mut().insert("grpc-timeout", timeout.parse().expect("ascii"));
+            let entry = Entry::new(server, Arc::new(move || has_leader));
+            async move { tokio::time::timeout(Duration::from_secs(3600), entry.oneshot(request)).await }
+        };
+        for (timeout, told_ms) in [("2S", 1800), ("500m", 450), ("1M", 54_000), ("900000u", 810)] {
+            let began = tokio::time::Instant::now();
+            let response = call(false, timeout).await.expect("answered in time").expect("infallible");
+            assert_eq!(status(&response), (Code::Unavailable, "etcdserver: no leader".to_owned()));
+            assert_eq!(began.elapsed(), Duration::from_millis(told_ms), "{timeout}");
+        }
+        // With a leader it is not that; and what is no time limit is none.
+        for (has_leader, timeout) in [(true, "2S"), (false, "2"), (false, "S"), (false, "-2S"), (false, "123456789S")] {
+            assert!(call(has_leader, timeout).await.is_err(), "{timeout}");
         }
     }
 
