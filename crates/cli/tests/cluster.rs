@@ -10,6 +10,8 @@ use serde_json::Value;
 use shell::{Said, tenure};
 use support::{Server, own_address};
 use tempfile::TempDir;
+use tenure_api::etcdserverpb::PutRequest;
+use tenure_api::etcdserverpb::kv_client::KvClient;
 
 /// Nothing of a test may wait longer than this.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -164,6 +166,27 @@ fn status_shows_who_is_gone_though_nobody_leads() {
             endpoints.iter().find(|one| said(one, "name").is_some_and(|name| name == cluster.members[0].name))?;
         let gone = endpoints.iter().filter(|one| one["role"] == "unreachable").count();
         (gone == 2 && left["health"] == "no leader").then_some(())
+    });
+}
+
+#[test]
+fn who_waits_for_a_leader_in_vain_is_told_so_before_its_time_is_up() {
+    let mut cluster = Cluster::start(3);
+    cluster.leader();
+    cluster.members[1].kill();
+    cluster.members[2].kill();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut client = KvClient::new(cluster.members[0].server().channel().await);
+        // The first may go to a leader that has not noticed yet that it is one no more.
+        loop {
+            let mut request = tonic::Request::new(PutRequest { key: "a".into(), ..PutRequest::default() });
+            request.set_timeout(Duration::from_secs(2));
+            let refused = client.put(request).await.unwrap_err();
+            if refused.message().contains("no leader") {
+                return assert_eq!(refused.code(), tonic::Code::Unavailable);
+            }
+        }
     });
 }
 
