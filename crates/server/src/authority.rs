@@ -3,8 +3,8 @@
 //! etcd's client up to 3.4, which `etcdctl endpoint status --cluster` is, sends an endpoint such as `http://host:2379`
 //! as it is for the `:authority` of its calls. That is no authority, and HTTP/2 libraries that look at it refuse the
 //! call; Go's, which etcd is built with, does not look. So the first header block of a connection is looked at here,
-//! before the library sees it, and the scheme is overwritten with as many letters that are allowed: `httpx--host:2379`.
-//! Nobody reads the name. Its length must not change, in bytes and after decompression, because both sides count
+//! before the library sees it, and the scheme is overwritten with as many letters that are allowed: `httpx--host:2379`;
+//! so is a slash at its end. Nobody reads the name. Its length must not change, in bytes and after decompression, because both sides count
 //! what is in the table of headers.
 //!
 //! A connection whose first call is well named is not looked at any further.
@@ -184,7 +184,12 @@ fn rename_in(block: &mut [u8]) -> Option<bool> {
         let (is_packed, end) = text(block, at)?;
         if index == AUTHORITY {
             let start = integer(block, at, 7)?.1;
-            return Some(overwrite_scheme(&mut block[start..end], is_packed));
+            let value = &mut block[start..end];
+            let is_url = overwrite_scheme(value, is_packed);
+            if is_url {
+                overwrite_last_slash(value, is_packed);
+            }
+            return Some(is_url);
         }
         at = end;
     }
@@ -279,6 +284,23 @@ fn overwrite_scheme(value: &mut [u8], is_packed: bool) -> bool {
         }
     }
     false
+}
+
+/// Packed, a text is filled up with ones, and a slash ends with a zero: so it is found from behind. No digit, and so
+/// no port, looks like it there.
+fn overwrite_last_slash(value: &mut [u8], is_packed: bool) {
+    if !is_packed {
+        if let Some(last) = value.last_mut().filter(|last| **last == b'/') {
+            *last = b'-';
+        }
+        return;
+    }
+    let Some((_, tail)) = value.split_last_chunk_mut::<2>() else { return };
+    let bits = u16::from_be_bytes(*tail);
+    let filled = bits.trailing_ones();
+    if filled < 8 && u64::from(bits >> filled) & 0x3f == SLASH.0 {
+        *tail = (bits ^ ((SLASH.0 ^ DASH.0) as u16) << filled).to_be_bytes();
+    }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Named<S> {
@@ -385,6 +407,43 @@ mod tests {
     fn it_is_overwritten_where_it_is_packed() {
         let (seen, _) = looked_at(&connection(&[headers(PACKED, true)]), 1000);
         assert_eq!(seen, connection(&[headers(RENAMED, true)]));
+    }
+
+    #[test]
+    fn a_slash_at_its_end_is_overwritten() {
+        let sent = connection(&[headers(b"http://127.0.0.1:2379/", false)]);
+        assert_eq!(looked_at(&sent, 9).0, connection(&[headers(b"httpx--127.0.0.1:2379-", false)]));
+        // As Go packs "http://127.0.0.1:2379/", and the same without the slash and with every other last digit.
+        let packed = |bits: &[Code]| {
+            let scheme = [H, T, T, P, COLON, SLASH, SLASH];
+            let (mut text, mut bytes) = (String::new(), Vec::new());
+            for (code, count) in scheme.iter().chain(bits) {
+                text += &format!("{code:0width$b}", width = *count as usize);
+            }
+            text += &"1".repeat((8 - text.len() % 8) % 8);
+            for byte in text.as_bytes().chunks(8) {
+                bytes.push(u8::from_str_radix(std::str::from_utf8(byte).unwrap(), 2).unwrap());
+            }
+            bytes
+        };
+        let ends = |value: &[u8]| {
+            let mut value = value.to_vec();
+            assert!(overwrite_scheme(&mut value, true));
+            let before = value.clone();
+            overwrite_last_slash(&mut value, true);
+            (value != before).then_some(value)
+        };
+        // 0 to 9 in HPACK's code.
+        let digits: Vec<Code> = (0..10).map(|digit| if digit < 3 { (digit, 5) } else { (0x16 + digit, 6) }).collect();
+        for before in &digits {
+            for last in &digits {
+                assert_eq!(ends(&packed(&[*before, *last])), None, "{before:?} {last:?}");
+                let with_slash = ends(&packed(&[*before, *last, SLASH]));
+                let mut expected = packed(&[*before, *last, DASH]);
+                assert!(overwrite_scheme(&mut expected, true));
+                assert_eq!(with_slash, Some(expected), "{before:?} {last:?}");
+            }
+        }
     }
 
     #[test]
