@@ -18,7 +18,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bytes::Bytes;
 use tenure_machine::MemberId;
-use tenure_replica::{Answer, CallId, StreamId, WatchRequest};
+use tenure_replica::{Answer, CallId, FIRST_INDEX, StreamId, WatchRequest};
 
 use crate::checks::{self, Check, Context, Seen};
 use crate::events::Events;
@@ -458,9 +458,10 @@ impl World {
         self.life(member).map(|life| life.replica.machine().applied_index())
     }
 
+    /// Before anything is committed nobody lags: one that has lost its disk looks like all others.
     fn is_caught_up(&self) -> bool {
         let applied = self.reference.applied();
-        self.configured().into_iter().all(|member| self.progress(member) == Some(applied))
+        applied > FIRST_INDEX && self.configured().into_iter().all(|member| self.progress(member) == Some(applied))
     }
 }
 
