@@ -169,6 +169,7 @@ pub fn run(setting: &Setting) -> Result<Report, Box<Violation>> {
     report.seeds = 1;
     report.simulated_us = world.now_us;
     report.trace = world.trace.hash();
+    world.checks.iter().for_each(|check| check.count(&mut report));
     match end {
         Ok(()) => Ok(report),
         Err(Broken { rule, what }) => Err(Box::new(Violation {
