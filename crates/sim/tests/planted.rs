@@ -51,6 +51,7 @@ found! {
     a_forwarded_command_is_taken_twice: Planted::Inside(Bug::ForgetOrigins), "K3/K4", 2;
     a_grant_is_told_after_its_end: Planted::Inside(Bug::GrantUnconfirmed), "L1", 2;
     a_torn_batch_is_believed: Planted::InStorage(StorageBug::BelieveTornBatch), "K3", 10;
+    a_damaged_snapshot_is_believed: Planted::InStorage(StorageBug::BelieveChunk), "K3: damage is noticed", 10;
     a_change_of_members_is_forgotten: Planted::Inside(Bug::ForgetChange), "liveness", 54;
     a_refused_snapshot_takes_anothers_file: Planted::InStorage(StorageBug::TakeFile), "a good disk", 16;
     an_entry_loses_its_command: Planted::EmptyEntry, "K3", 0;
