@@ -17,6 +17,8 @@ pub struct Network {
     pub doubled_percent: u64,
     /// How long a message is on its way.
     pub delay_us: (u64, u64),
+    /// How much longer each piece of a snapshot is.
+    pub piece_us: u64,
     /// What was sent earlier arrives earlier, as on one connection.
     pub is_ordered: bool,
     /// When the last message between two will have arrived.
@@ -32,6 +34,7 @@ impl Network {
             lost_percent: 0,
             doubled_percent: 0,
             delay_us,
+            piece_us: 0,
             is_ordered,
             last_us: BTreeMap::new(),
         }
@@ -43,6 +46,18 @@ impl Network {
 
     pub fn cut(&mut self, from: MemberId, to: MemberId) {
         self.cut.insert((from, to));
+    }
+
+    /// Nothing passes between it and the others.
+    pub fn cut_off(&mut self, member: MemberId, others: impl Iterator<Item = MemberId>) {
+        for other in others.filter(|other| *other != member) {
+            self.cut(member, other);
+            self.cut(other, member);
+        }
+    }
+
+    pub fn rejoin(&mut self, member: MemberId) {
+        self.cut.retain(|(from, to)| *from != member && *to != member);
     }
 
     pub fn mend(&mut self) {

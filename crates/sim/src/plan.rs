@@ -100,6 +100,12 @@ impl Plan {
         if keys_only {
             replica.history_bytes = 0;
         }
+        if faults.contains(&"late snapshot") {
+            // Only while their logs lead on from it do two leaders send the same one.
+            replica.snapshot_floor_bytes = random.spread(1 << 10, 4 << 10);
+            replica.log_tail_bytes = random.between(4 << 10, 16 << 10);
+            replica.catch_up_bytes = replica.log_tail_bytes;
+        }
         let clients = random.between(1, 6);
         let think = random.spread(5_000, 40_000) * clients * slowness * if slowness > 1 { 2 } else { 1 };
         let ttl_low = random.between(150, 1500) * slowness;

@@ -79,7 +79,12 @@ impl Planted {
                 Bug::ForgetChange,
             ];
             all.extend(inside.map(Inside));
-            let in_storage = [StorageBug::BelieveTornBatch, StorageBug::NameUnsynced, StorageBug::TakeFile];
+            let in_storage = [
+                StorageBug::BelieveTornBatch,
+                StorageBug::NameUnsynced,
+                StorageBug::TakeFile,
+                StorageBug::BelieveChunk,
+            ];
             all.extend(in_storage.map(InStorage));
         }
         all

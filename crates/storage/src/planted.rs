@@ -11,6 +11,8 @@ pub enum Bug {
     NameUnsynced,
     /// A received snapshot that is refused takes the file of another that is the same.
     TakeFile,
+    /// A chunk of a snapshot is believed whatever its checksum says.
+    BelieveChunk,
 }
 
 thread_local! {

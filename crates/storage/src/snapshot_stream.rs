@@ -195,7 +195,10 @@ impl<R: Read> SnapshotDecoder<R> {
         }
         let stored = read_exactly(&mut self.input, stored_bytes, self.offset + FRAME_HEADER_BYTES as u64)?;
         self.checksum = crc32c::crc32c_append(crc32c::crc32c_append(self.checksum, &header[..12]), &stored);
-        if fields.get_u32_le() != self.checksum {
+        let is_sound = fields.get_u32_le() == self.checksum;
+        #[cfg(feature = "planted")]
+        let is_sound = is_sound || crate::planted::is(crate::planted::Bug::BelieveChunk);
+        if !is_sound {
             return Err(corrupt(self.offset, "a chunk's checksum does not match"));
         }
         if kind == END {

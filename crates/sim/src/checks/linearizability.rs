@@ -3,32 +3,41 @@
 //!
 //! Everything else here knows the log. This does not: it knows who asked for what, when, and what came back, and it
 //! searches (Wing and Gong's way, with what was tried remembered). What has no answer may have taken effect at any time
-//! after it was asked for, or never. Answers name their revision, which rises by one with each change, so that there
-//! is rarely more than one way to go on.
+//! after it was asked for, or never. Answers name their revision, which rises by one with each change, and show what
+//! other revisions wrote, so that there is rarely more than one way to go on.
 //!
 //! Only where nothing changes keys behind the clients' backs, and nothing is compacted: seeds whose traffic is of keys
 //! alone.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use tenure_machine::{Command, Envelope, RangeQuery, RangeReply, Refusal, Reply, Revision};
+use tenure_machine::{
+    Command, Envelope, KeyValue, OpReply, RangeQuery, RangeReply, Refusal, Reply, Revision, TxnReply,
+};
 use tenure_replica::{Answer, Answered, CallId, Consistency, FIRST_INDEX, Failure};
 
+use super::shown::Shown;
 use super::{Check, Context, Seen};
 use crate::model::Model;
 use crate::request::Request;
 use crate::trace::hash_of;
+use crate::world::Report;
 
 /// The first ones are looked at, until the next one after them is asked for.
 const MOST: usize = 400;
-/// Steps of the search before it gives up without having found anything.
+/// Steps of the search before it gives up without having found anything, and tries half as many calls.
 const PATIENCE: usize = 20_000;
+/// With fewer it is not worth it.
+const LEAST: usize = 25;
 
 #[derive(Default)]
 pub struct Linearizability {
     clock: usize,
     operations: Vec<Operation>,
     open: BTreeMap<CallId, usize>,
+    verdict: Option<Verdict>,
+    in_part: bool,
 }
 
 /// What one client asked for, and was told.
@@ -52,7 +61,7 @@ enum Told {
     Range(Result<RangeReply, Refusal>),
 }
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Linearizable,
     /// No order was found beyond so many answers.
@@ -96,7 +105,14 @@ impl Check for Linearizability {
                 }
             }
             Seen::Ended => {
-                if let Verdict::Not { ordered } = search(&self.operations) {
+                let mut verdict = search(&self.operations);
+                while verdict == Verdict::GivenUp && self.operations.len() >= 2 * LEAST {
+                    self.in_part = true;
+                    cut(&mut self.operations);
+                    verdict = search(&self.operations);
+                }
+                self.verdict = Some(verdict);
+                if let Verdict::Not { ordered } = verdict {
                     let answers = self.operations.iter().filter(|operation| operation.told.is_some()).count();
                     return Err(format!("of {answers} answers no more than {ordered} can be put in order"));
                 }
@@ -104,6 +120,13 @@ impl Check for Linearizability {
             _ => {}
         }
         Ok(())
+    }
+
+    fn count(&self, report: &mut Report) {
+        report.histories += u64::from(self.verdict.is_some());
+        let is_given_up = self.verdict == Some(Verdict::GivenUp);
+        report.given_up += u64::from(is_given_up);
+        report.in_part += u64::from(self.in_part && !is_given_up);
     }
 }
 
@@ -122,6 +145,14 @@ impl Operation {
             _ => return,
         };
         self.told = Some((clock, told, revision));
+    }
+
+    fn is_command(&self) -> bool {
+        matches!(self.asked, Asked::Command(_))
+    }
+
+    fn asks_the_same(&self, other: &Operation) -> bool {
+        matches!((&self.asked, &other.asked), (Asked::Command(one), Asked::Command(other)) if one == other)
     }
 
     /// What it should be told in this state, which it changes; true if it wrote something.
@@ -144,6 +175,64 @@ impl Operation {
     }
 }
 
+impl Told {
+    /// Whether it says that something was written.
+    fn wrote(&self) -> bool {
+        match self {
+            Told::Reply(Ok(Reply::Put { .. })) => true,
+            Told::Reply(Ok(Reply::Delete { deleted, .. })) => *deleted > 0,
+            Told::Reply(Ok(Reply::Txn(txn))) => has_written(txn),
+            _ => false,
+        }
+    }
+
+    /// What it shows of keys.
+    fn shows(&self) -> Vec<Arc<KeyValue>> {
+        match self {
+            Told::Range(Ok(range)) => range.kvs.clone(),
+            Told::Reply(Ok(Reply::Put { prev })) => prev.iter().cloned().collect(),
+            Told::Reply(Ok(Reply::Delete { prev, .. })) => prev.clone(),
+            Told::Reply(Ok(Reply::Txn(txn))) => shown_by(txn),
+            _ => Vec::new(),
+        }
+    }
+}
+
+fn has_written(txn: &TxnReply) -> bool {
+    txn.responses.iter().any(|response| match response {
+        OpReply::Range(_) => false,
+        OpReply::Put { .. } => true,
+        OpReply::Delete { deleted, .. } => *deleted > 0,
+        OpReply::Txn(txn) => has_written(txn),
+    })
+}
+
+fn shown_by(txn: &TxnReply) -> Vec<Arc<KeyValue>> {
+    let shown = txn.responses.iter().flat_map(|response| match response {
+        OpReply::Range(range) => range.kvs.clone(),
+        OpReply::Put { prev } => prev.iter().cloned().collect(),
+        OpReply::Delete { prev, .. } => prev.clone(),
+        OpReply::Txn(txn) => shown_by(txn),
+    });
+    shown.collect()
+}
+
+fn shown_by_all(operations: &[Operation]) -> Shown {
+    let mut shown = Shown::default();
+    for operation in operations {
+        let Some((_, told, revision)) = &operation.told else { continue };
+        // A transaction may have looked at older revisions.
+        let upto = match &operation.asked {
+            Asked::Range(query) if query.revision > 0 => Some(query.revision),
+            Asked::Range(_) => Some(*revision),
+            Asked::Command(Command::Txn(_)) => None,
+            Asked::Command(_) => Some(*revision - 1),
+        };
+        told.shows().iter().for_each(|kv| shown.add(kv, upto));
+    }
+    shown
+}
+
 /// A place in the search.
 struct Place {
     model: Model,
@@ -152,8 +241,17 @@ struct Place {
     untried: Vec<usize>,
 }
 
+/// Leaves the earlier half. What was answered after it may be of the other half, and counts as if it never came.
+fn cut(operations: &mut Vec<Operation>) {
+    let kept = operations.len() / 2;
+    let end = operations[kept].invoked;
+    operations.truncate(kept);
+    operations.iter_mut().for_each(|operation| drop(operation.told.take_if(|(returned, ..)| *returned > end)));
+}
+
 fn search(operations: &[Operation]) -> Verdict {
     let answers = operations.iter().filter(|operation| operation.told.is_some()).count();
+    let shown = shown_by_all(operations);
     let mut tried = BTreeSet::new();
     let (mut ordered, mut steps) = (0, 0);
     let mut path = vec![arrive(operations, Model::new(FIRST_INDEX), BTreeSet::new())];
@@ -177,7 +275,10 @@ fn search(operations: &[Operation]) -> Verdict {
             Some((_, expected, revision)) => told == *expected && model.revision == *revision,
             None => wrote,
         };
-        if is_so {
+        if is_so
+            && (!wrote
+                || model.commit(model.revision).is_some_and(|commit| shown.fits(commit.revision, &commit.events)))
+        {
             let done: BTreeSet<usize> = place.done.iter().copied().chain([next]).collect();
             if tried.insert((done.clone(), footprint(&model))) {
                 path.push(arrive(operations, model, done));
@@ -196,6 +297,11 @@ fn arrive(operations: &[Operation], mut model: Model, mut done: BTreeSet<usize>)
         let answered = || open().filter_map(|(_, operation)| operation.told.as_ref());
         let horizon = answered().map(|(returned, ..)| *returned).min().unwrap_or(usize::MAX);
         let least = answered().map(|(.., revision)| *revision).min().unwrap_or(Revision::MAX);
+        // If somebody was told to have written the next revision, nobody else has.
+        let is_next = |operation: &Operation| {
+            operation.told.as_ref().is_some_and(|(_, told, revision)| *revision == model.revision + 1 && told.wrote())
+        };
+        let is_claimed = open().any(|(_, operation)| is_next(operation));
         let may_come = open().filter(|(_, operation)| operation.invoked < horizon);
         let (mut sure, mut unsure, mut idle) = (Vec::new(), Vec::new(), None);
         for (nth, operation) in may_come {
@@ -208,10 +314,16 @@ fn arrive(operations: &[Operation], mut model: Model, mut done: BTreeSet<usize>)
                         break;
                     }
                 }
-                Some((.., revision)) if *revision == model.revision + 1 => sure.push(nth),
+                Some(_) if is_next(operation) => sure.push(nth),
                 Some(_) => {}
-                // What is not told of any more must not push the revision past what was told.
-                None if model.revision < least => unsure.push(nth),
+                // What is not told of any more must not push the revision past what was told. Of those who ask for
+                // the same the first will do: whatever the others may do, it may, too.
+                None if !is_claimed && model.revision < least => {
+                    let is_same = |other: &usize| operations[*other].asks_the_same(operation);
+                    if operation.is_command() && !unsure.iter().any(is_same) {
+                        unsure.push(nth);
+                    }
+                }
                 None => {}
             }
         }
@@ -221,6 +333,8 @@ fn arrive(operations: &[Operation], mut model: Model, mut done: BTreeSet<usize>)
                 model = after;
             }
             None => {
+                // What was asked for first has mostly come first.
+                unsure.reverse();
                 unsure.extend(sure);
                 return Place { model, done, untried: unsure };
             }
@@ -284,6 +398,16 @@ mod tests {
         assert_eq!(search(&again), Verdict::Not { ordered: 1 });
         let gone = [unknown(), range(&["a"], 2, 3), range(&[], 4, 5)];
         assert!(matches!(search(&gone), Verdict::Not { .. }));
+    }
+
+    #[test]
+    fn half_of_a_history_knows_nothing_of_the_other() {
+        let mut history = vec![put("a", 1, Some((6, 3))), range(&[], 2, 3), put("b", 4, Some((5, 2)))];
+        history.push(range(&["b", "a"], 7, 8));
+        assert_eq!(search(&history), Verdict::Linearizable);
+        cut(&mut history);
+        assert!(history.len() == 2 && history[0].told.is_none() && history[1].told.is_some());
+        assert_eq!(search(&history), Verdict::Linearizable);
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod liveness;
 mod locks;
 mod reads;
 mod revisions;
+mod shown;
 mod state;
 mod watches;
 
@@ -24,10 +25,13 @@ use crate::model::Outcome;
 use crate::plan::Plan;
 use crate::reference::Reference;
 use crate::request::Call;
+use crate::world::Report;
 
 pub trait Check {
     fn name(&self) -> &'static str;
     fn see(&mut self, seen: &Seen<'_>, context: &Context<'_>) -> Result<(), String>;
+    /// What it has looked at, for the summary.
+    fn count(&self, _report: &mut Report) {}
 }
 
 pub fn all() -> Vec<Box<dyn Check>> {

@@ -13,6 +13,7 @@ mod clog;
 mod doubled;
 mod full_disk;
 mod kill;
+mod late_snapshot;
 mod lost;
 mod lost_disk;
 mod misdirected_write;
@@ -34,7 +35,7 @@ pub trait Fault {
     fn heal(&mut self, _world: &mut World) {}
 }
 
-pub const NAMES: [&str; 20] = [
+pub const NAMES: [&str; 21] = [
     "power cut",
     "blackout",
     "kill",
@@ -55,11 +56,20 @@ pub const NAMES: [&str; 20] = [
     "lost messages",
     "doubled messages",
     "slow network",
+    "late snapshot",
 ];
 
 /// Where there is one member they mean nothing.
-pub const BETWEEN_MEMBERS: [&str; 7] =
-    ["partition", "clog", "lost messages", "doubled messages", "slow network", "lost disk", "misdirected write"];
+pub const BETWEEN_MEMBERS: [&str; 8] = [
+    "partition",
+    "clog",
+    "lost messages",
+    "doubled messages",
+    "slow network",
+    "late snapshot",
+    "lost disk",
+    "misdirected write",
+];
 
 /// Where one of these takes a member's disk for good, somebody has to replace the member.
 pub const FOR_GOOD: [&str; 2] = ["lost disk", "misdirected write"];
@@ -89,5 +99,6 @@ pub fn all() -> Vec<Box<dyn Fault>> {
         Box::new(lost::LostMessages),
         Box::new(doubled::DoubledMessages),
         Box::new(slow_network::SlowNetwork::default()),
+        Box::new(late_snapshot::LateSnapshot::default()),
     ]
 }

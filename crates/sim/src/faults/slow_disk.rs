@@ -7,7 +7,7 @@ use crate::world::World;
 
 #[derive(Default)]
 pub struct SlowDisk {
-    usual: Option<(MemberId, (u64, u64))>,
+    victim: Option<MemberId>,
 }
 
 impl Fault for SlowDisk {
@@ -16,21 +16,21 @@ impl Fault for SlowDisk {
     }
 
     fn strike(&mut self, world: &mut World) -> u64 {
-        if self.usual.is_some() {
+        if self.victim.is_some() {
             self.heal(world);
             return world.fault_random.spread(200_000, 5_000_000);
         }
         let victim = world.victim();
         let slow_us = world.fault_random.spread(20_000, 4_000_000) * world.plan.slowness;
-        let member = world.member(victim);
-        self.usual = Some((victim, member.sync_us));
-        member.sync_us = (slow_us / 2, slow_us * 2);
+        self.victim = Some(victim);
+        world.member(victim).sync_us = (slow_us / 2, slow_us * 2);
         world.fault_random.spread(100_000, 6_000_000)
     }
 
     fn heal(&mut self, world: &mut World) {
-        if let Some((member, usual_us)) = self.usual.take() {
-            world.member(member).sync_us = usual_us;
+        // Not what it was before: that may have been slow by another fault.
+        if let Some(victim) = self.victim.take() {
+            world.member(victim).sync_us = world.plan.sync_us;
         }
     }
 }

@@ -18,7 +18,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bytes::Bytes;
 use tenure_machine::MemberId;
-use tenure_replica::{Answer, CallId, StreamId, WatchRequest};
+use tenure_replica::{Answer, CallId, FIRST_INDEX, StreamId, WatchRequest};
 
 use crate::checks::{self, Check, Context, Seen};
 use crate::events::Events;
@@ -169,6 +169,7 @@ pub fn run(setting: &Setting) -> Result<Report, Box<Violation>> {
     report.seeds = 1;
     report.simulated_us = world.now_us;
     report.trace = world.trace.hash();
+    world.checks.iter().for_each(|check| check.count(&mut report));
     match end {
         Ok(()) => Ok(report),
         Err(Broken { rule, what }) => Err(Box::new(Violation {
@@ -458,9 +459,10 @@ impl World {
         self.life(member).map(|life| life.replica.machine().applied_index())
     }
 
+    /// Before anything is committed nobody lags: one that has lost its disk looks like all others.
     fn is_caught_up(&self) -> bool {
         let applied = self.reference.applied();
-        self.configured().into_iter().all(|member| self.progress(member) == Some(applied))
+        applied > FIRST_INDEX && self.configured().into_iter().all(|member| self.progress(member) == Some(applied))
     }
 }
 

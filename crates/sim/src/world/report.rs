@@ -23,6 +23,11 @@ pub struct Report {
     pub removed: u64,
     /// Damaged disks that were found to be so.
     pub damaged: u64,
+    /// What clients saw of keys, searched for an order; how often the search came to an end only with their first
+    /// calls, and how often not at all.
+    pub histories: u64,
+    pub in_part: u64,
+    pub given_up: u64,
     /// The highest, of one run; of many, all of them together.
     pub term: u64,
     /// Of the last run.
@@ -45,6 +50,9 @@ impl Report {
         self.installs += other.installs;
         self.removed += other.removed;
         self.damaged += other.damaged;
+        self.histories += other.histories;
+        self.in_part += other.in_part;
+        self.given_up += other.given_up;
         self.term += other.term;
         self.trace = other.trace;
     }
@@ -54,7 +62,7 @@ impl fmt::Display for Report {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             formatter,
-            "simulated {:.1} h: {} calls, {} commands, {} notices, {} snapshots, {} installed, {} deaths, {} removed, {} damaged, {} terms, {} messages, {} steps",
+            "simulated {:.1} h: {} calls, {} commands, {} notices, {} snapshots, {} installed, {} deaths, {} removed, {} damaged, {} terms, {} messages, {} steps; {} histories, {} in part, {} given up",
             self.simulated_us as f64 / 3.6e9,
             self.calls,
             self.commands,
@@ -66,7 +74,10 @@ impl fmt::Display for Report {
             self.damaged,
             self.term,
             self.messages,
-            self.steps
+            self.steps,
+            self.histories,
+            self.in_part,
+            self.given_up
         )
     }
 }

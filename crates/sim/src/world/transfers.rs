@@ -52,9 +52,16 @@ impl World {
         self.go_on(number, 0);
     }
 
+    /// From whom a snapshot is on its way to a member.
+    pub fn senders(&self, to: MemberId) -> impl Iterator<Item = MemberId> {
+        self.transfers.values().filter(move |transfer| transfer.to == to).map(|transfer| transfer.from)
+    }
+
     fn go_on(&mut self, transfer: u64, wait_us: u64) {
-        let piece_us = self.random.spread(self.network.delay_us.0, self.network.delay_us.1);
-        self.events.at(self.now_us + wait_us + piece_us, Event::Transfer(transfer));
+        let delay_us = self.random.spread(self.network.delay_us.0, self.network.delay_us.1);
+        // A piece that had to wait is on its way already.
+        let wait_us = if wait_us > 0 { wait_us } else { self.network.piece_us };
+        self.events.at(self.now_us + wait_us + delay_us, Event::Transfer(transfer));
     }
 
     /// The next piece of a stream.
