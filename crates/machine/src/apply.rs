@@ -43,6 +43,20 @@ impl Machine {
         }
     }
 
+    /// Takes note of a command that whoever applies the log has to refuse. It must not come into effect one day by a
+    /// copy that was held up on its way.
+    pub fn refuse(&mut self, index: u64, term: u64, envelope: &Envelope, refusal: Refusal) -> Applied {
+        self.skip(index, term);
+        let is_new = envelope.origin.is_none_or(|origin| self.state.origins.admit(&origin));
+        Applied {
+            revision: self.state.store.revision,
+            reply: if is_new { Err(refusal) } else { Ok(Reply::Duplicate) },
+            commit: None,
+            lock_changes: Default::default(),
+            lease_changes: Vec::new(),
+        }
+    }
+
     /// Takes note of an applied log entry that carries no command (a new leader's empty one, a configuration change).
     pub fn skip(&mut self, index: u64, term: u64) {
         self.state.applied_index = index;
@@ -228,5 +242,27 @@ impl View {
                 cleared
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Member, Origin};
+
+    #[test]
+    fn what_was_refused_stays_refused_in_every_copy() {
+        let (name, peer_urls, client_urls) = ("four".to_owned(), Vec::new(), Vec::new());
+        let member = Member { id: 4, name, peer_urls, client_urls, learner: false };
+        let origin = |sequence| Some(Origin { member: 1, boot: 7, sequence, settled_below: 0 });
+        let publish = |origin| Envelope { wall_ms: 0, origin, command: Command::Publish(member.clone()) };
+        let mut machine = Machine::new();
+        let refused = machine.refuse(1, 1, &publish(origin(1)), Refusal::MemberNotFound);
+        assert_eq!(refused.reply, Err(Refusal::MemberNotFound));
+        assert_eq!(machine.refuse(2, 1, &publish(origin(1)), Refusal::MemberNotFound).reply, Ok(Reply::Duplicate));
+        // By now it could be done.
+        assert_eq!(machine.apply(3, 1, &publish(origin(1))).reply, Ok(Reply::Duplicate));
+        assert_eq!(machine.applied_index(), 3);
+        assert_eq!(machine.refuse(4, 1, &publish(None), Refusal::MemberNotFound).reply, Err(Refusal::MemberNotFound));
     }
 }

@@ -43,6 +43,10 @@ impl Replica {
     pub(crate) fn apply_held(&mut self) {
         if self.held_until.take_if(|number| *number <= self.persist_done).is_some() {
             let held = std::mem::take(&mut self.held);
+            if self.is_leader() {
+                // Those who are about to be left out are still told, see `withhold_change`.
+                self.node.raft.bcast_append();
+            }
             self.apply(held);
             self.do_confirmed();
         }
@@ -87,7 +91,8 @@ impl Replica {
         let described = described(&envelope.command);
         let applied = match described.iter().all(|member| self.is_member(*member)) {
             true => self.machine.apply(index, term, &envelope),
-            false => self.refuse_strangers(index, term),
+            // A member that was removed meanwhile must not come back into the list by what it says of itself.
+            false => self.machine.refuse(index, term, &envelope, Refusal::MemberNotFound),
         };
         if !described.is_empty() {
             self.tell_members();
@@ -111,18 +116,6 @@ impl Replica {
             None => own_waits,
         };
         self.tell(applied, waits);
-    }
-
-    /// A member that was removed meanwhile must not come back into the list by what it says of itself.
-    fn refuse_strangers(&mut self, index: u64, term: u64) -> Applied {
-        self.machine.skip(index, term);
-        Applied {
-            revision: self.machine.state().revision(),
-            reply: Err(Refusal::MemberNotFound),
-            commit: None,
-            lock_changes: Default::default(),
-            lease_changes: Vec::new(),
-        }
     }
 
     pub(crate) fn give_up_over(&mut self, reason: String) {

@@ -1,5 +1,6 @@
 //! Between raft and the driver: messages that come in, and what raft has ready, taken apart in the right order.
 
+use raft::GetEntriesContext;
 use raft::eraftpb::{Entry, Message, MessageType};
 use tenure_machine::MemberId;
 
@@ -67,7 +68,8 @@ impl Replica {
         let mut ready = self.node.ready();
         let number = ready.number();
         self.last_ready = number;
-        for message in ready.take_messages() {
+        for mut message in ready.take_messages() {
+            self.withhold_change(&mut message);
             if !self.is_said_already(&message) {
                 self.send(&message);
             }
@@ -130,6 +132,22 @@ impl Replica {
         }
         self.apply(committed);
         self.do_confirmed();
+    }
+
+    /// Nobody is told that a change of members is committed before it is applied here, and so durable: whom it removes
+    /// ends, and a leader that had forgotten the change would wait for its vote.
+    fn withhold_change(&self, message: &mut Message) {
+        let raft = &self.node.raft;
+        let tells = matches!(message.msg_type(), MessageType::MsgAppend | MessageType::MsgHeartbeat);
+        if !tells || !raft.has_pending_conf() || message.commit <= raft.raft_log.applied {
+            return;
+        }
+        let unapplied = raft.raft_log.applied + 1..message.commit + 1;
+        let context = GetEntriesContext::empty(false);
+        let entries = raft.raft_log.slice(unapplied.start, unapplied.end, None, context).unwrap_or_default();
+        if let Some(change) = entries.iter().find(|entry| is_change(entry)) {
+            message.commit = change.index - 1;
+        }
     }
 
     pub(crate) fn persisted(&mut self, number: u64) {

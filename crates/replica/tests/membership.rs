@@ -234,6 +234,30 @@ fn a_leader_that_was_removed_by_another_before_it_steps_down() {
 }
 
 /// Of two, one is removed while it leads. If it went at once, the other might never hear of it, and wait for its vote.
+/// Whoever is out ends. A leader that had forgotten that would wait for its vote for ever.
+#[test]
+fn nobody_is_told_of_a_removal_that_the_leader_may_forget() {
+    let mut cluster = Cluster::of(32, small_config(), &[1, 2], &[]);
+    let leader = cluster.wait_for_leader();
+    let other = 3 - leader;
+    answers_well(&mut cluster, leader);
+    let before = cluster.hosts[&leader].disk.last_index();
+    cluster.change(leader, remove(other));
+    cluster.run_until("it is in the log", |cluster| cluster.hosts[&leader].disk.last_index() > before);
+    // Both have the entry, so it is committed; but nothing more gets to this disk.
+    cluster.host(leader).disk_pace_ms = 10_000;
+    cluster.run_until("so does the other one", |cluster| cluster.hosts[&other].disk.last_index() > before);
+    cluster.run(50);
+    assert_eq!(cluster.status(other).voters.len(), 2, "it is not told that it is out");
+    cluster.host(leader).disk_pace_ms = 1;
+    cluster.restart(leader);
+    cluster.run_until("it is out, and knows it", |cluster| cluster.hosts[&other].is_removed);
+    cluster.stop(other);
+    cluster.restart(leader);
+    assert_eq!(cluster.wait_for_leader(), leader);
+    answers_well(&mut cluster, leader);
+}
+
 #[test]
 fn a_removed_leader_stays_until_another_knows() {
     let mut removed = 0;

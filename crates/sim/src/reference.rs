@@ -217,9 +217,13 @@ impl Reference {
         if let Command::Publish(member) = command
             && self.model.configuration().is_learner(member.id).is_none()
         {
-            self.model.skip(index);
-            self.shadow.skip(index, term);
-            let reply = Err(Refusal::MemberNotFound);
+            let reply = self.shadow.refuse(index, term, envelope, Refusal::MemberNotFound).reply;
+            let expected = self.model.refuse(index, envelope, Refusal::MemberNotFound);
+            if reply != expected {
+                return Err(format!(
+                    "entry {index}, {command:?}: the machine replies {reply:?}, the model {expected:?}"
+                ));
+            }
             return Ok(Outcome { reply, revision: self.model.revision, wrote: false });
         }
         let outcome = self.model.apply(index, term, envelope);
@@ -252,11 +256,9 @@ impl Reference {
         if matches!(outcome.reply, Ok(Reply::Duplicate)) {
             return Ok(());
         }
-        // Of a stranger it is not even noted that it was forwarded; but it has no effect either.
-        let has_effect = !matches!(outcome.reply, Err(Refusal::MemberNotFound));
         let asked = self.asked.entry(key_of(command)).or_default();
         asked.applied.push(index);
-        if has_effect && asked.applied.len() as u64 > asked.calls && !is_members_own(command) {
+        if asked.applied.len() as u64 > asked.calls && !is_members_own(command) {
             let (calls, applied) = (asked.calls, &asked.applied);
             return Err(format!("{command:?} was asked for {calls} times and took effect at {applied:?}"));
         }

@@ -21,6 +21,13 @@ impl Model {
         Outcome { reply, revision: self.revision, wrote }
     }
 
+    /// An entry whose command must not have any effect.
+    pub fn refuse(&mut self, index: u64, envelope: &Envelope, refusal: Refusal) -> Result<Reply, Refusal> {
+        self.applied = index;
+        let is_settled = envelope.origin.as_ref().is_some_and(|origin| self.is_settled(origin));
+        if is_settled { Ok(Reply::Duplicate) } else { Err(refusal) }
+    }
+
     /// An entry of the log without a command.
     pub fn skip(&mut self, index: u64) {
         self.applied = index;
