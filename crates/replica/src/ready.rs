@@ -68,13 +68,24 @@ impl Replica {
         let mut ready = self.node.ready();
         let number = ready.number();
         self.last_ready = number;
+        if let Some(state) = ready.hs().filter(|state| state.term > self.term_asked.0) {
+            self.term_asked = (state.term, number);
+        }
+        let is_term_durable = self.term_asked.1 <= self.persist_done;
+        let mut messages = Vec::new();
         for mut message in ready.take_messages() {
             self.withhold_change(&mut message);
-            if !self.is_said_already(&message) {
-                self.send(&message);
+            match message.msg_type() {
+                _ if self.is_said_already(&message) => {}
+                _ if is_term_durable => self.send(&message),
+                // Whoever votes alone leads at once, and could forget it: what learners hear of a term that comes
+                // twice would not agree.
+                MessageType::MsgSnapshot => {
+                    self.snapshot_sent(message.to, message.get_snapshot().get_metadata().index, false)
+                }
+                _ => messages.push((message.to, message::encode_raft(&message))),
             }
         }
-        let mut messages = Vec::new();
         for mut message in ready.take_persisted_messages() {
             match message.msg_type() {
                 // A question promises nothing, and need not wait until something is durable.

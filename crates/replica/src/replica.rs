@@ -96,6 +96,8 @@ pub struct Replica {
     pub(crate) persist_asked: u64,
     pub(crate) persist_done: u64,
     pub(crate) last_ready: u64,
+    /// The highest term that the log was asked to keep, and by which number.
+    pub(crate) term_asked: (u64, u64),
     pub(crate) unpersisted_since_ms: Option<u64>,
     /// The log does not know how far this follower knows to be committed.
     pub(crate) is_commit_unsaved: bool,
@@ -143,6 +145,7 @@ impl Replica {
             // A commit index may be written ahead of its entries only by a fault; the entries decide.
             commit: boot.hard_state.commit.clamp(boot.snapshot_index, boot.snapshot_index + boot.entries.len() as u64),
         };
+        let term = hard_state.term;
         let entries = boot.entries.into_iter().map(raft_entry).collect();
         let log = Log::new(hard_state, configuration.clone(), boot.snapshot_index, boot.snapshot_term, entries);
         let (election_min_ticks, election_max_ticks) = election_ticks(&config);
@@ -205,6 +208,7 @@ impl Replica {
             persist_asked: 0,
             persist_done: 0,
             last_ready: 0,
+            term_asked: (term, 0),
             unpersisted_since_ms: None,
             is_commit_unsaved: false,
             acknowledged: None,

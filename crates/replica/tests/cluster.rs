@@ -15,7 +15,7 @@ use members::{Asked, Cluster, Counts, MEMBERS, raft_bytes};
 use raft::eraftpb::{Message, MessageType};
 use rand_chacha::rand_core::RngCore;
 use tenure_machine::*;
-use tenure_replica::{Boot, CallId, Config, HardState, Input, Now, Output, Replica};
+use tenure_replica::{Boot, CallId, Config, HardState, Input, Now, Output, Persist, Replica};
 
 fn small_config() -> Config {
     Config { election_min_ms: 100, election_max_ms: 200, heartbeat_ms: 20, call_timeout_ms: 1000, ..config(1) }
@@ -199,11 +199,16 @@ fn a_leader_of_learners_sends_heartbeats() {
     let now = |monotonic_ms| Now { monotonic_ms, wall_ms: 0 };
     let mut replica = Replica::boot(small_config(), boot, now(0)).expect("boots");
     let mut sent_ms = Vec::new();
+    let mut written = Vec::new();
     for now_ms in 0..1000 {
         let mut outputs = Vec::new();
-        if replica.wake_ms() <= now_ms {
-            replica.step(now(now_ms), [], &mut outputs);
+        if replica.wake_ms() <= now_ms || !written.is_empty() {
+            replica.step(now(now_ms), written.drain(..), &mut outputs);
         }
+        written.extend(outputs.iter().filter_map(|output| match output {
+            Output::Persist(Persist { number, .. }) => Some(Input::Persisted { number: *number }),
+            _ => None,
+        }));
         sent_ms.extend(outputs.iter().filter(|output| matches!(output, Output::Send { .. })).map(|_| now_ms));
     }
     assert!(sent_ms.len() > 40, "{sent_ms:?}");

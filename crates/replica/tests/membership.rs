@@ -258,6 +258,24 @@ fn nobody_is_told_of_a_removal_that_the_leader_may_forget() {
     answers_well(&mut cluster, leader);
 }
 
+/// Who votes alone leads at once. If it forgets that, it leads in the same term again, with other entries.
+#[test]
+fn a_learner_hears_nothing_of_a_term_that_is_not_durable() {
+    let mut cluster = Cluster::of(33, small_config(), &[1], &[2]);
+    let before = cluster.hosts[&2].disk.last_index();
+    // Nothing more gets to the disk of the one that votes.
+    cluster.host(1).disk_pace_ms = 10_000;
+    cluster.put(1);
+    cluster.run(200);
+    assert_eq!(cluster.status(1).leader, 1, "it leads, for now");
+    assert_eq!(cluster.hosts[&2].disk.last_index(), before, "and nobody else knows");
+    cluster.host(1).disk_pace_ms = 1;
+    cluster.restart(1);
+    answers_well(&mut cluster, 1);
+    answers_well(&mut cluster, 2);
+    check_members(&mut cluster, &[1], &[2]);
+}
+
 #[test]
 fn a_removed_leader_stays_until_another_knows() {
     let mut removed = 0;
