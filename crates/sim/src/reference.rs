@@ -17,7 +17,7 @@ use tenure_machine::{Command, Envelope, Machine, MemberId, Refusal, Reply, Revis
 use tenure_replica::{FIRST_INDEX, FIRST_TERM, LogEntry};
 use tenure_storage::Recovered;
 
-use crate::model::{Model, Outcome};
+use crate::model::{Configuration, Model, Outcome};
 use crate::recovery::{described, first_state};
 
 pub struct Reference {
@@ -147,14 +147,10 @@ impl Reference {
     pub fn record(&mut self, entry: &LogEntry) -> Result<(), String> {
         let LogEntry { index, term, kind, data, context } = entry;
         if let Some(known) = self.written.get(&(*index, *term)) {
-            let is_same = (known.kind, &known.data, &known.context) == (*kind, data, context);
-            // Who votes alone may come to lead twice in one term: the first time was never durable, and nobody knew.
-            let is_alone = self.model.configuration().voters.len() == 1 && *index > self.applied();
-            match is_same {
-                true => return Ok(()),
-                false if is_alone => {}
-                false => return Err(format!("entry {index} of term {term} is not what another member has there")),
+            if (known.kind, &known.data, &known.context) == (*kind, data, context) {
+                return Ok(());
             }
+            return Err(format!("entry {index} of term {term} is not what another member has there"));
         }
         if let Some(committed) = self.log.get(index).filter(|committed| committed.term < *term) {
             let old = committed.term;
@@ -168,6 +164,15 @@ impl Reference {
         let (kind, data, context) = (*kind, data.clone(), context.clone());
         self.written.insert((*index, *term), Recorded { kind, data, context, envelope });
         Ok(())
+    }
+
+    /// A member starts again. Who votes alone may come to lead twice in one term: the first time was never durable, and
+    /// nobody has heard of it.
+    pub fn forget_unheard(&mut self, member: MemberId, term: u64) {
+        let Configuration { voters, outgoing, .. } = self.model.configuration();
+        if outgoing.is_empty() && voters.iter().eq([&member]) {
+            self.written.retain(|(_, written), _| *written <= term);
+        }
     }
 
     /// A member applied this entry, which another one had applied before.

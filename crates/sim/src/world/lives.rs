@@ -254,6 +254,7 @@ impl World {
         let rule = "K3: what was durable comes back";
         let broken = |what: String| Broken { rule, what: format!("member {id}: {what}") };
         self.reference.recover(&recovered, snapshot_hash).map_err(broken)?;
+        self.reference.forget_unheard(id, state.term);
         self.member(id).durable.recover(&recovered).map_err(broken)?;
         let (boot_number, seed) = (self.random.draw(), self.random.draw());
         let mut config = Config { cluster: CLUSTER, member: id, boot: boot_number, seed, ..self.plan.replica.clone() };
