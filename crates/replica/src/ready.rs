@@ -148,6 +148,10 @@ impl Replica {
     /// Nobody is told that a change of members is committed before it is applied here, and so durable: whom it removes
     /// ends, and a leader that had forgotten the change would wait for its vote.
     fn withhold_change(&self, message: &mut Message) {
+        #[cfg(feature = "planted")]
+        if tenure_machine::planted::is(tenure_machine::planted::Bug::ForgetChange) {
+            return;
+        }
         let raft = &self.node.raft;
         let tells = matches!(message.msg_type(), MessageType::MsgAppend | MessageType::MsgHeartbeat);
         if !tells || !raft.has_pending_conf() || message.commit <= raft.raft_log.applied {

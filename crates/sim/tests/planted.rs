@@ -33,7 +33,7 @@ macro_rules! found {
 found! {
     a_waiter_whose_lease_has_ended_is_granted: Planted::Inside(Bug::GrantTheDead), "K3/K4", 2;
     a_former_leader_answers_renewals: Planted::Inside(Bug::RenewUnconfirmed), "E1", 8;
-    a_confirmation_serves_later_reads: Planted::Inside(Bug::ShareContext), "K1", 28;
+    a_confirmation_serves_later_reads: Planted::Inside(Bug::ShareContext), "K1", 186;
     index_and_state_are_stored_apart: Planted::StateApart, "K3", 1;
     a_log_acknowledges_early: Planted::AcknowledgeEarly, "K3", 11;
     a_snapshot_is_named_before_it_is_synced: Planted::InStorage(StorageBug::NameUnsynced), "K3", 3;
@@ -46,7 +46,7 @@ found! {
     a_put_ends_a_holders_place: Planted::Inside(Bug::PutEndsPlace), "K", 8;
     a_renewal_does_not_wait_for_an_expiry: Planted::Inside(Bug::RenewTheExpiring), "E1", 9;
     an_empty_append_is_acknowledged_early: Planted::AcknowledgeEmpty, "", 37;
-    a_member_with_an_empty_disk_is_taken_for_itself: Planted::WelcomeStrangers, "", 46;
+    a_member_with_an_empty_disk_is_taken_for_itself: Planted::WelcomeStrangers, "", 205;
     a_waiter_whose_turn_was_skipped_is_forgotten: Planted::Inside(Bug::ForgetWaiters), "L8", 34;
     a_forwarded_command_is_taken_twice: Planted::Inside(Bug::ForgetOrigins), "K3/K4", 2;
     a_grant_is_told_after_its_end: Planted::Inside(Bug::GrantUnconfirmed), "L1", 2;
