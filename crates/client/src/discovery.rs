@@ -16,6 +16,9 @@ use crate::places::Places;
 /// How often it is asked over one connection.
 pub(crate) const INTERVAL: Duration = Duration::from_secs(60);
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// When it is asked again where those are who have not said it yet, the first time; then after twice as long, and so on.
+const UNTOLD_PAUSE: Duration = Duration::from_millis(100);
+const UNTOLD_TRIES: u32 = 8;
 
 /// Asks over this connection, in the background.
 pub(crate) fn ask(places: Arc<Places>, connection: &Connection) {
@@ -23,11 +26,21 @@ pub(crate) fn ask(places: Arc<Places>, connection: &Connection) {
     let (address, is_local) = (connection.address.clone(), connection.is_local);
     let mut cluster = ClusterClient::new(connection.channel.clone());
     tokio::spawn(async move {
-        let listing = cluster.member_list(MemberListRequest { linearizable: false });
-        // If it cannot be said now, it will be another time.
-        if let Ok(Ok(listed)) = tokio::time::timeout(TIMEOUT, listing).await {
-            let others = usable(&listed.into_inner().members, introduction, is_local);
-            places.learn(&address, others, introduction.cluster);
+        for pause in (0..UNTOLD_TRIES).map(|tries| UNTOLD_PAUSE * 2_u32.pow(tries)) {
+            let listing = cluster.member_list(MemberListRequest { linearizable: false });
+            // If it cannot be said now, it will be another time.
+            let Ok(Ok(listed)) = tokio::time::timeout(TIMEOUT, listing).await else { return };
+            let members = listed.into_inner().members;
+            places.learn(&address, usable(&members, introduction, is_local), introduction.cluster);
+            // In a cluster that has just begun they are known before they say where they serve clients.
+            if members.iter().all(|member| !member.client_ur_ls.is_empty()) {
+                return;
+            }
+            tokio::time::sleep(pause).await;
+            // Nobody else wants to know any more.
+            if Arc::strong_count(&places) == 1 {
+                return;
+            }
         }
     });
 }
