@@ -43,6 +43,8 @@ struct Recorded {
 /// An entry that took effect.
 pub struct Committed {
     pub term: u64,
+    /// The term of whoever applied it first: all who lead in a later one have it.
+    pub applied_in: u64,
     /// When somebody applied it first.
     pub applied_us: u64,
     pub reply: Result<Reply, Refusal>,
@@ -152,7 +154,9 @@ impl Reference {
             }
             return Err(format!("entry {index} of term {term} is not what another member has there"));
         }
-        if let Some(committed) = self.log.get(index).filter(|committed| committed.term < *term) {
+        if let Some(committed) =
+            self.log.get(index).filter(|committed| committed.term != *term && committed.applied_in < *term)
+        {
             let old = committed.term;
             return Err(format!("entry {index} of term {old} took effect, and is replaced in term {term}"));
         }
@@ -187,7 +191,7 @@ impl Reference {
     }
 
     /// Applies the next entry, which is the one of this term, to both. An error if they disagree.
-    pub fn apply_next(&mut self, term: u64, now_us: u64) -> Result<Outcome, String> {
+    pub fn apply_next(&mut self, term: u64, applied_in: u64, now_us: u64) -> Result<Outcome, String> {
         let index = self.applied() + 1;
         let Some(recorded) = self.written.get(&(index, term)) else {
             return Err(format!("entry {index} of term {term} was applied, and never given to any log"));
@@ -211,7 +215,7 @@ impl Reference {
             }
         };
         let (reply, revision) = (outcome.reply.clone(), outcome.revision);
-        self.log.insert(index, Committed { term, applied_us: now_us, reply, revision });
+        self.log.insert(index, Committed { term, applied_in, applied_us: now_us, reply, revision });
         self.views.insert(index, self.shadow.view());
         Ok(outcome)
     }

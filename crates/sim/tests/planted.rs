@@ -46,7 +46,7 @@ found! {
     a_put_ends_a_holders_place: Planted::Inside(Bug::PutEndsPlace), "K", 8;
     a_renewal_does_not_wait_for_an_expiry: Planted::Inside(Bug::RenewTheExpiring), "E1", 9;
     an_empty_append_is_acknowledged_early: Planted::AcknowledgeEmpty, "", 37;
-    a_member_with_an_empty_disk_is_taken_for_itself: Planted::WelcomeStrangers, "", 205;
+    a_member_with_an_empty_disk_is_taken_for_itself: Planted::WelcomeStrangers, "", 243;
     a_waiter_whose_turn_was_skipped_is_forgotten: Planted::Inside(Bug::ForgetWaiters), "L8", 34;
     a_forwarded_command_is_taken_twice: Planted::Inside(Bug::ForgetOrigins), "K3/K4", 2;
     a_grant_is_told_after_its_end: Planted::Inside(Bug::GrantUnconfirmed), "L1", 2;

@@ -128,7 +128,8 @@ impl World {
                 self.reference.compare(index, term).map_err(|what| named("K5: all apply the same", what))?;
                 continue;
             }
-            let outcome = self.reference.apply_next(term, self.now_us);
+            let applied_in = self.life(id).map_or(term, |life| life.replica.status().term);
+            let outcome = self.reference.apply_next(term, applied_in, self.now_us);
             let outcome = outcome.map_err(|what| named("K3/K4: the machine does what the model does, once", what))?;
             self.report.commands += 1;
             let seen = Seen::Applied { index, command: self.reference.command(index), outcome: &outcome };
