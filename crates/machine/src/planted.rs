@@ -36,6 +36,8 @@ pub enum Bug {
     RebornTooEarly,
     /// That a change of members is committed is not made durable.
     ForgetChange,
+    /// Who has little time is told that nobody leads, whatever became of its command.
+    SayNoLeader,
 }
 
 thread_local! {

@@ -57,6 +57,10 @@ pub enum Input {
         call: CallId,
         to: Option<MemberId>,
     },
+    /// The caller's time is almost up: if it waits for nothing but a leader, it is told that there is none.
+    Hurry {
+        call: CallId,
+    },
     /// Nobody waits for this call's answer any more. A queued lock leaves its queue.
     Cancel {
         call: CallId,

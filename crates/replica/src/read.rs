@@ -295,6 +295,11 @@ impl Reads {
         self.take_where(|waiting| waiting.what.call().is_some_and(&is_taken))
     }
 
+    /// Not a grant: that stands in the log.
+    pub(crate) fn take_reads(&mut self, call: CallId) -> Vec<Waiting> {
+        self.take_where(|waiting| matches!(waiting.what, Confirmed::Read { call: other, .. } if other == call))
+    }
+
     /// What only the leader of its term may answer, when it leads no more.
     pub(crate) fn take_questions(&mut self) -> Vec<CallId> {
         let questions = self.take_where(|waiting| matches!(waiting.what, Confirmed::Question { .. }));

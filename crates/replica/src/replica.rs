@@ -351,6 +351,24 @@ impl Replica {
         }
     }
 
+    /// What a leader was given, or stands in the log, may still have its effect: only what has none for certain is
+    /// answered.
+    fn hurry(&mut self, call: CallId) {
+        if self.is_leader() || self.other_leader().is_some() {
+            return;
+        }
+        let unsent = self.unsent.extract_if(.., |unsent| unsent.waits.call() == Some(call)).count();
+        let unanswered = self.reads.take_reads(call).len() + self.questions.take_calls(|other| other == call).len();
+        #[cfg(feature = "planted")]
+        let unsent = match tenure_machine::planted::is(tenure_machine::planted::Bug::SayNoLeader) {
+            true => unsent + self.proposals.abandon_calls(|other| other == call).len(),
+            false => unsent,
+        };
+        if unsent + unanswered > 0 {
+            self.fail(call, Failure::NoLeader);
+        }
+    }
+
     pub(crate) fn why_unanswered(&self) -> Failure {
         if self.node.raft.leader_id == raft::INVALID_ID { Failure::NoLeader } else { Failure::TimedOut }
     }
@@ -371,6 +389,7 @@ impl Replica {
                 self.propose_in_turn(Command::ChangeMembers(change), Waits::Call(call))
             }
             Input::TransferLeader { call, to } => self.transfer(call, to),
+            Input::Hurry { call } => self.hurry(call),
             Input::Cancel { call } => self.cancel(call, None),
             Input::CancelLock { call, leave } => self.cancel(call, Some(leave)),
             Input::Watch { stream, request } => {

@@ -233,7 +233,6 @@ fn a_leader_that_was_removed_by_another_before_it_steps_down() {
     assert!(led > 10, "{led}");
 }
 
-/// Of two, one is removed while it leads. If it went at once, the other might never hear of it, and wait for its vote.
 /// Whoever is out ends. A leader that had forgotten that would wait for its vote for ever.
 #[test]
 fn nobody_is_told_of_a_removal_that_the_leader_may_forget() {
@@ -276,6 +275,7 @@ fn a_learner_hears_nothing_of_a_term_that_is_not_durable() {
     check_members(&mut cluster, &[1], &[2]);
 }
 
+/// Of two, one is removed while it leads. If it went at once, the other might never hear of it, and wait for its vote.
 #[test]
 fn a_removed_leader_stays_until_another_knows() {
     let mut removed = 0;

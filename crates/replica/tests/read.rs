@@ -77,6 +77,45 @@ fn a_read_that_nobody_can_confirm_is_told_so() {
     assert!(cluster.outcomes[&at_learner].is_some());
 }
 
+/// That there is no leader means that nothing was done: whoever hears it may ask again.
+#[test]
+fn who_has_little_time_is_told_that_nobody_leads_unless_it_may_take_effect() {
+    let (mut cluster, leader) = cluster(7);
+    let follower = MEMBERS.into_iter().find(|member| *member != leader).expect("three members");
+    for member in MEMBERS {
+        cluster.isolate(member);
+    }
+    // One stands in the log, the other was given to who led: both may yet be done.
+    let appended = cluster.put(leader);
+    let forwarded = cluster.put(follower);
+    cluster.run_until("nobody leads", |cluster| {
+        cluster.hosts.values().all(|host| host.replica.status().leader == 0 || host.replica.status().learner)
+    });
+    let (put, get) = (cluster.put(follower), cluster.get(follower));
+    cluster.run(10);
+    for (member, call) in [(leader, appended), (follower, forwarded), (follower, put), (follower, get)] {
+        assert!(!cluster.outcomes.contains_key(&call));
+        cluster.hurry(member, call);
+    }
+    cluster.run(10);
+    let told = |call| cluster.outcomes.get(&call).cloned();
+    assert_eq!((told(put), told(get)), (Some(Some(Failure::NoLeader)), Some(Some(Failure::NoLeader))));
+    assert_eq!((told(appended), told(forwarded)), (None, None));
+}
+
+#[test]
+fn who_has_little_time_waits_on_where_somebody_leads() {
+    let (mut cluster, leader) = cluster(8);
+    let follower = MEMBERS.into_iter().find(|member| *member != leader).expect("three members");
+    for member in [leader, follower, LEARNER] {
+        for call in [cluster.put(member), cluster.get(member)] {
+            cluster.hurry(member, call);
+            cluster.run_until("the answer", |cluster| cluster.outcomes.contains_key(&call));
+            assert_eq!(cluster.outcomes[&call], None);
+        }
+    }
+}
+
 #[test]
 fn a_learner_has_everything_done_too() {
     let (mut cluster, leader) = cluster(5);

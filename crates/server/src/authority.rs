@@ -4,8 +4,8 @@
 //! as it is for the `:authority` of its calls. That is no authority, and HTTP/2 libraries that look at it refuse the
 //! call; Go's, which etcd is built with, does not look. So the first header block of a connection is looked at here,
 //! before the library sees it, and the scheme is overwritten with as many letters that are allowed: `httpx--host:2379`;
-//! so is a slash at its end. Nobody reads the name. Its length must not change, in bytes and after decompression, because both sides count
-//! what is in the table of headers.
+//! so is a slash at its end. Nobody reads the name. Its length must not change, in bytes and after decompression,
+//! because both sides count what is in the table of headers.
 //!
 //! A connection whose first call is well named is not looked at any further.
 

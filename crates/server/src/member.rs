@@ -16,6 +16,7 @@ use tenure_replica::{
     WatchId, WatchRequest,
 };
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use crate::calls::{Mailbox, OpenCall, OpenSession};
 use crate::driver::Ending;
@@ -23,6 +24,12 @@ use crate::peer::Host;
 
 /// Inputs that wait for the replica; beyond this, requests that can be refused are.
 const QUEUE_LIMIT: usize = 100_000;
+
+tokio::task_local! {
+    /// When the time that a caller has given itself is almost up. Once it is, the caller knows nothing but that: why, it
+    /// can only be told before.
+    pub(crate) static ALMOST_UP: Instant;
+}
 
 /// A cheap handle on the member that this process runs, for use on one network runtime.
 #[derive(Clone)]
@@ -198,10 +205,17 @@ impl Member {
             return Err(Failure::Stopping);
         }
         let mut pending = Pending { open, mailbox: &self.mailbox, leave };
-        match (&mut pending.open).await {
-            Some(answer) => Ok(AnswerOf(answer)),
-            None => Err(Failure::Stopping),
-        }
+        let answer = match ALMOST_UP.try_with(|almost_up| *almost_up) {
+            Ok(almost_up) => tokio::select! {
+                answer = &mut pending.open => answer,
+                () = tokio::time::sleep_until(almost_up) => {
+                    self.mailbox.bring(Input::Hurry { call: pending.open.call });
+                    (&mut pending.open).await
+                }
+            },
+            Err(_) => (&mut pending.open).await,
+        };
+        answer.map(AnswerOf).ok_or(Failure::Stopping)
     }
 }
 

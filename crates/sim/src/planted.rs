@@ -77,6 +77,7 @@ impl Planted {
                 Bug::ForgetWaiters,
                 Bug::GrantUnconfirmed,
                 Bug::ForgetChange,
+                Bug::SayNoLeader,
             ];
             all.extend(inside.map(Inside));
             let in_storage = [

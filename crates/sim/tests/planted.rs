@@ -46,13 +46,14 @@ found! {
     a_put_ends_a_holders_place: Planted::Inside(Bug::PutEndsPlace), "K", 8;
     a_renewal_does_not_wait_for_an_expiry: Planted::Inside(Bug::RenewTheExpiring), "E1", 9;
     an_empty_append_is_acknowledged_early: Planted::AcknowledgeEmpty, "", 37;
-    a_member_with_an_empty_disk_is_taken_for_itself: Planted::WelcomeStrangers, "", 243;
+    a_member_with_an_empty_disk_is_taken_for_itself: Planted::WelcomeStrangers, "", 343;
     a_waiter_whose_turn_was_skipped_is_forgotten: Planted::Inside(Bug::ForgetWaiters), "L8", 34;
     a_forwarded_command_is_taken_twice: Planted::Inside(Bug::ForgetOrigins), "K3/K4", 2;
     a_grant_is_told_after_its_end: Planted::Inside(Bug::GrantUnconfirmed), "L1", 2;
     a_torn_batch_is_believed: Planted::InStorage(StorageBug::BelieveTornBatch), "K3", 10;
     a_damaged_snapshot_is_believed: Planted::InStorage(StorageBug::BelieveChunk), "K3: damage is noticed", 10;
-    a_change_of_members_is_forgotten: Planted::Inside(Bug::ForgetChange), "liveness", 54;
+    a_change_of_members_is_forgotten: Planted::Inside(Bug::ForgetChange), "liveness", 336;
+    a_command_in_the_log_is_said_to_be_none: Planted::Inside(Bug::SayNoLeader), "K3", 0;
     a_refused_snapshot_takes_anothers_file: Planted::InStorage(StorageBug::TakeFile), "a good disk", 16;
     an_entry_loses_its_command: Planted::EmptyEntry, "K3", 0;
     a_read_is_stale: Planted::StaleRead, "K1", 0;

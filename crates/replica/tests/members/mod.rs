@@ -323,6 +323,10 @@ impl Cluster {
         }
     }
 
+    pub fn hurry(&mut self, member: MemberId, call: CallId) {
+        self.host(member).inputs.push(Input::Hurry { call });
+    }
+
     pub fn isolate(&mut self, member: MemberId) {
         for other in self.members().into_iter().filter(|other| *other != member) {
             self.cut.extend([(member, other), (other, member)]);

@@ -1,9 +1,8 @@
 //! What every rpc passes, around the server that tonic generated.
 //!
-//! Before the handler: a caller that demands a leader is refused where none is known. During it: a caller whose time
-//! is almost up is told that there is no leader, if that is what it waits for. After it: an
-//! answer whose bytes were prepared elsewhere takes the place of the empty one that tonic would
-//! encode ([`super::large`]), and a request that was too long to be read is refused in etcd's words.
+//! Before the handler: a caller that demands a leader is refused where none is known. For it: until when the caller
+//! waits ([`crate::member`]). After it: an answer whose bytes were prepared elsewhere takes the place of the empty one
+//! that tonic would encode ([`super::large`]), and a request that was too long to be read is refused in etcd's words.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -12,7 +11,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::{HeaderMap, Request, Response};
-use tokio::time::Sleep;
+use tokio::time::Instant;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
@@ -21,6 +20,7 @@ use tower::Service;
 use super::errors;
 use super::large::LargeAnswer;
 use super::leader::{self, HasLeader};
+use crate::member::ALMOST_UP;
 
 #[derive(Clone)]
 pub struct Entry<S> {
@@ -55,31 +55,15 @@ where
         if leader::is_required(request.headers()) && !(self.has_leader)() {
             return Passing::Refused;
         }
-        let patience = time_left(request.headers()).map(|left| Patience {
-            almost_up: Box::pin(tokio::time::sleep(left - left / 10)),
-            has_leader: self.has_leader.clone(),
-        });
-        Passing::Handled { answer: self.server.call(request), patience }
+        let almost_up = time_left(request.headers()).map(|left| Instant::now() + (left - left / 10));
+        Passing::Handled { answer: self.server.call(request), almost_up }
     }
 }
 
 /// An rpc on its way through the server.
 pub enum Passing<F> {
     Refused,
-    Handled { answer: F, patience: Option<Patience> },
-}
-
-/// Of a caller that has said how long it waits. When its time is up it knows nothing but that: why, it can only be told
-/// before.
-pub struct Patience {
-    almost_up: Pin<Box<Sleep>>,
-    has_leader: HasLeader,
-}
-
-impl Patience {
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<bool> {
-        self.almost_up.as_mut().poll(context).map(|()| (self.has_leader)())
-    }
+    Handled { answer: F, almost_up: Option<Instant> },
 }
 
 /// What gRPC's header says of the caller's deadline.
@@ -109,22 +93,15 @@ where
     type Output = Result<Response<Body>, Infallible>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let passing = self.get_mut();
-        if let Passing::Handled { answer, patience } = passing {
-            if let Poll::Ready(answered) = Pin::new(answer).poll(context) {
-                return Poll::Ready(answered.map(finish));
-            }
-            match patience.as_mut().map(|patience| patience.poll(context)) {
-                None | Some(Poll::Pending) => return Poll::Pending,
-                Some(Poll::Ready(true)) => {
-                    *patience = None;
-                    return Poll::Pending;
-                }
-                // What it waits for is given up with it.
-                Some(Poll::Ready(false)) => *passing = Passing::Refused,
-            }
+        let (answer, almost_up) = match self.get_mut() {
+            Passing::Refused => return Poll::Ready(Ok(Status::from(errors::NO_LEADER).into_http())),
+            Passing::Handled { answer, almost_up } => (answer, almost_up),
+        };
+        let poll = || Pin::new(answer).poll(context).map_ok(finish);
+        match almost_up {
+            Some(almost_up) => ALMOST_UP.sync_scope(*almost_up, poll),
+            None => poll(),
         }
-        Poll::Ready(Ok(Status::from(errors::NO_LEADER).into_http()))
     }
 }
 
@@ -175,23 +152,25 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_waits_for_a_leader_is_told_before_its_time_is_up() {
-        let call = |has_leader: bool, timeout: &str| {
-            let server = service_fn(|_: Request<Body>| Box::pin(std::future::pending::<Result<_, Infallible>>()));
+    async fn a_handler_knows_when_the_callers_time_is_almost_up() {
+        let known_ms = async |timeout: &str| {
+            let server = service_fn(|_: Request<Body>| {
+                Box::pin(async {
+                    let left = ALMOST_UP.try_with(|almost_up| almost_up.duration_since(Instant::now()).as_millis());
+                    Ok::<_, Infallible>(Response::new(Body::new(format!("{left:?}"))))
+                })
+            });
             let mut request = Request::new(Body::empty());
             request.headers_mut().insert("grpc-timeout", timeout.parse().expect("ascii"));
-            let entry = Entry::new(server, Arc::new(move || has_leader));
-            async move { tokio::time::timeout(Duration::from_secs(3600), entry.oneshot(request)).await }
+            let response = Entry::new(server, Arc::new(|| true)).oneshot(request).await.expect("infallible");
+            let told = response.into_body().collect().await.expect("read").to_bytes();
+            String::from_utf8_lossy(&told).into_owned()
         };
-        for (timeout, told_ms) in [("2S", 1800), ("500m", 450), ("1M", 54_000), ("900000u", 810)] {
-            let began = tokio::time::Instant::now();
-            let response = call(false, timeout).await.expect("answered in time").expect("infallible");
-            assert_eq!(status(&response), (Code::Unavailable, "etcdserver: no leader".to_owned()));
-            assert_eq!(began.elapsed(), Duration::from_millis(told_ms), "{timeout}");
+        for (timeout, left) in [("2S", "Ok(1800)"), ("500m", "Ok(450)"), ("1M", "Ok(54000)"), ("900000u", "Ok(810)")] {
+            assert_eq!(known_ms(timeout).await, left, "{timeout}");
         }
-        // With a leader it is not that; and what is no time limit is none.
-        for (has_leader, timeout) in [(true, "2S"), (false, "2"), (false, "S"), (false, "-2S"), (false, "123456789S")] {
-            assert!(call(has_leader, timeout).await.is_err(), "{timeout}");
+        for nonsense in ["2", "S", "-2S", "123456789S", "2s", ""] {
+            assert!(known_ms(nonsense).await.starts_with("Err"), "{nonsense}");
         }
     }
 

@@ -4,12 +4,15 @@ use bytes::Bytes;
 use tenure_machine::{MemberChange, MemberId, Mode};
 use tenure_replica::{CallId, Input, StreamId, WatchRequest};
 
-use super::{Broken, Event, Phase, Told, World, context, see};
+use super::{Broken, Event, Own, Phase, Told, World, context, see};
 use crate::checks::Seen;
 use crate::member::Member;
 use crate::model::{Model, Place};
 use crate::request::{Call, Request};
 use crate::traffic::{Belief, Doing, Known};
+
+/// Shorter than an election, so that some are in a hurry while nobody leads.
+const SHORTEST_PATIENCE_US: u64 = 100_000;
 
 impl World {
     pub(super) fn client_acts(&mut self, client: usize) -> Result<(), Broken> {
@@ -185,7 +188,20 @@ impl World {
         see(&mut self.checks, &Seen::Issued { id, call: &call }, &context!(self))?;
         self.calls.insert(id, call);
         self.give(member, input);
+        // Every other client says how long it waits.
+        if id.is_multiple_of(2)
+            && let Some(life) = self.life(member).map(|life| life.number)
+        {
+            let almost_up_us = self.now_us + (1 + id / 2 % 8) * SHORTEST_PATIENCE_US;
+            self.events.at(almost_up_us, Event::Own { member, life, what: Own::Hurry(id) });
+        }
         Ok(())
+    }
+
+    pub(super) fn hurry(&mut self, member: MemberId, call: CallId) {
+        if self.calls.get(&call).is_some_and(|call| !call.cancelled) {
+            self.give(member, Input::Hurry { call });
+        }
     }
 
     /// Somebody is to be let in: its process starts, and waits for that.

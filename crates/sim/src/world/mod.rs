@@ -125,6 +125,8 @@ enum Own {
     LogDone,
     Chunk,
     Stream(StreamId, WatchRequest),
+    /// Of a call whose time is almost up.
+    Hurry(CallId),
 }
 
 /// A rule that does not hold.
@@ -283,6 +285,7 @@ impl World {
         let (until_us, due_us) = (life.paused_until_us, life.step_due_us);
         match what {
             Own::Stream(stream, request) => self.give_watch(member, stream, request),
+            Own::Hurry(call) => self.hurry(member, call),
             // Everything that waited is taken by one step when the process goes on.
             Own::Step if until_us > self.now_us => self.step_at(member, until_us),
             what if until_us > self.now_us => self.events.at(until_us, Event::Own { member, life: number, what }),
