@@ -75,6 +75,8 @@ pub struct Life {
     queue: VecDeque<LogWork>,
     /// What the log has taken and not yet finished.
     batch: Vec<LogWork>,
+    /// When the disk has done with the last batch that was begun.
+    pub log_busy_until_us: u64,
     snapshot: Option<SnapshotJob>,
     chunk_bytes: usize,
     planted: Option<Planted>,
@@ -208,6 +210,7 @@ impl Life {
             store,
             queue: VecDeque::new(),
             batch: Vec::new(),
+            log_busy_until_us: 0,
             snapshot: None,
             chunk_bytes,
             planted,

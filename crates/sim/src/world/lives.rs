@@ -19,6 +19,7 @@ impl World {
         let (sync_us, Some(life)) = (member.sync_us, &mut member.life) else { return };
         if life.begin_batch(&mut member.durable) {
             let takes_us = self.random.between(sync_us.0, sync_us.1);
+            life.log_busy_until_us = now_us + takes_us;
             let number = life.number;
             let early = life.early_messages();
             self.events.at(now_us + takes_us, Event::Own { member: id, life: number, what: Own::LogDone });

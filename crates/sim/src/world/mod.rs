@@ -394,7 +394,7 @@ impl World {
             Phase::Healed => {
                 self.stop_forgotten();
                 let calm = self.is_caught_up() && self.traffic.is_calm() && self.stray().is_empty();
-                if calm || passed_us > ANSWERED_WITHIN_US * self.plan.slowness {
+                if calm && !self.is_log_hanging() || passed_us > ANSWERED_WITHIN_US * self.plan.slowness {
                     self.settle()?;
                 }
             }
@@ -425,6 +425,12 @@ impl World {
             Phase::Busy | Phase::LastLife | Phase::Over => {}
         }
         Ok(())
+    }
+
+    /// A write that was begun on a slow disk takes its time, whatever heals meanwhile.
+    fn is_log_hanging(&self) -> bool {
+        let soon_us = self.now_us + self.plan.sync_us.1;
+        self.members.values().filter_map(|member| member.life.as_ref()).any(|life| life.log_busy_until_us > soon_us)
     }
 
     /// Stops members that were removed without hearing of it and know only such as are gone: nobody is left to tell

@@ -42,7 +42,10 @@ impl World {
     pub(super) fn send_snapshot(&mut self, from: MemberId, to: MemberId, index: u64, message: Bytes) {
         let Some(life) = self.life_mut(from) else { return };
         let (from_life, found) = (life.number, life.snapshots.source_at(index));
-        let Ok(Some((meta, source))) = found else {
+        // At most one at a time to each peer.
+        let is_busy =
+            self.transfers.values().any(|other| (other.from, other.from_life, other.to) == (from, from_life, to));
+        let Some((meta, source)) = found.ok().flatten().filter(|_| !is_busy) else {
             return self.give(from, Input::SnapshotSent { to, index, delivered: false });
         };
         let transfer = Transfer { from, from_life, to, index, term: meta.term, message, source, tries: 0 };
