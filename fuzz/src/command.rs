@@ -39,7 +39,7 @@ pub fn put(key: &str, lease: i64) -> Command {
 }
 
 pub fn lock(name: &str, lease: i64) -> Command {
-    Command::Lock(Lock {
+    Command::Lock(Box::new(Lock {
         name: Bytes::copy_from_slice(name.as_bytes()),
         more_names: vec![Bytes::from_static(b"other")],
         lease,
@@ -49,7 +49,7 @@ pub fn lock(name: &str, lease: i64) -> Command {
         owner: Bytes::from_static(b"deployer"),
         metadata: Bytes::from_static(b"{}"),
         ..Lock::default()
-    })
+    }))
 }
 
 pub fn seeds() -> Vec<Vec<u8>> {

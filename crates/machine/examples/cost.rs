@@ -105,7 +105,7 @@ fn locks(cycles: u64) {
         let name = Bytes::from(format!("bench/session/{:04}", place % 512));
         if place < 512 {
             let Command::Lock(lock) = lock("", place as i64 % 64 + 1) else { unreachable!() };
-            return Command::Lock(Lock { name, holder: Bytes::from_static(b"bench"), ..lock });
+            return Command::Lock(Box::new(Lock { name, holder: Bytes::from_static(b"bench"), ..*lock }));
         }
         let token = first + (round * 1024 + place - 512) as i64;
         Command::Unlock(tenure_machine::Unlock { names: vec![name], token, epoch: 0 })
@@ -151,12 +151,12 @@ fn put(key: Bytes, value: Bytes) -> Command {
 }
 
 fn lock(name: &str, lease: i64) -> Command {
-    Command::Lock(Lock {
+    Command::Lock(Box::new(Lock {
         name: Bytes::copy_from_slice(name.as_bytes()),
         lease,
         call: lease as u128,
         ..Default::default()
-    })
+    }))
 }
 
 fn one(key: Bytes) -> RangeQuery {

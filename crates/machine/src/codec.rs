@@ -433,7 +433,7 @@ impl Decoder<'_> {
                 let leases = (0..count).map(|_| self.reader.signed()).collect::<ReadResult<_>>()?;
                 Command::LeaseExpire { term, leases }
             }
-            8 => Command::Lock(self.first_lock()?),
+            8 => Command::Lock(Box::new(self.first_lock()?)),
             9 => Command::Leave(Leave { key: self.bytes()?, call: self.call()? }),
             10 => {
                 let raised = self.reader.flag()?;
@@ -449,7 +449,7 @@ impl Decoder<'_> {
             13 => Command::ForceRelease { name: self.bytes()?, token: self.reader.signed()? },
             14 => Command::ForgetLock { name: self.bytes()? },
             15 => Command::ResumeSession { lease: self.reader.signed()? },
-            16 => Command::Lock(self.lock()?),
+            16 => Command::Lock(Box::new(self.lock()?)),
             18 => {
                 let term = self.reader.varint()?;
                 let count = self.reader.count()?;

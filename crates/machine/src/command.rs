@@ -44,8 +44,9 @@ pub enum Command {
         term: u64,
         leases: Vec<LeaseId>,
     },
-    /// Take a place in the queue of a lock (or an election).
-    Lock(Lock),
+    /// Take a place in the queue of a lock (or an election). Boxed: it is by far the largest, and commands are moved
+    /// several times on their way.
+    Lock(Box<Lock>),
     /// Give up the places taken by a Lock call that ended before it was answered.
     Leave(Leave),
     Alarm(AlarmChange),

@@ -31,7 +31,7 @@ fn put(key: impl Into<Bytes>, lease: LeaseId) -> Put {
 }
 
 fn lock(name: impl Into<Bytes>, lease: LeaseId) -> Command {
-    Command::Lock(Lock { name: name.into(), lease, call: 1, ..Default::default() })
+    Command::Lock(Box::new(Lock { name: name.into(), lease, call: 1, ..Default::default() }))
 }
 
 /// `levels` transactions within each other, the innermost with one put.
@@ -234,7 +234,7 @@ fn modes_keep_their_bytes() {
     ];
     for (mode, bytes) in modes {
         let Command::Lock(lock) = lock("l", 1) else { unreachable!() };
-        let command = Command::Lock(Lock { mode, ..lock });
+        let command = Command::Lock(Box::new(Lock { mode, ..*lock }));
         let mut encoded = Vec::new();
         codec::encode(&Envelope { wall_ms: 7, origin: None, command }, &mut encoded);
         // Behind it: value, owner, holder, metadata, names, flags and epoch, all empty.
@@ -249,7 +249,7 @@ fn so_many_meet_at_a_barrier_and_no_more() {
     let parties = limits::BARRIER_PARTIES;
     let arrive = |lease, parties| {
         let Command::Lock(lock) = lock("l", lease) else { unreachable!() };
-        Command::Lock(Lock { mode: Mode::Barrier(parties), ..lock })
+        Command::Lock(Box::new(Lock { mode: Mode::Barrier(parties), ..*lock }))
     };
     for lease in 1..=LeaseId::from(parties) {
         driver.grant(lease);

@@ -26,7 +26,7 @@ impl Driver {
     fn lock(&mut self, name: &'static str, lease: i64) -> (i64, bool) {
         let lock =
             Lock { name: Bytes::from_static(name.as_bytes()), lease, call: self.index.into(), ..Lock::default() };
-        match self.apply(Command::Lock(lock)) {
+        match self.apply(Command::Lock(Box::new(lock))) {
             Reply::Lock(reply) => (reply.token, reply.granted),
             other => panic!("{other:?}"),
         }

@@ -190,7 +190,7 @@ fn parse_command(name: &str, args: &mut Args) -> Result<Command, Failure> {
             }
             Command::LeaseExpire { term, leases }
         }
-        "lock" => Command::Lock(lock(args)?),
+        "lock" => Command::Lock(Box::new(lock(args)?)),
         "unlock" => {
             let names = bytes_list(args.next_pos().ok_or("which lock?")?);
             let epoch = args.take_key("epoch").unwrap_or("0").parse()?;

@@ -34,6 +34,8 @@ impl Replica {
             }
         }
         let Some(last) = last else { return };
+        // Raft may append by itself here: that a joint configuration is left.
+        self.hand_to_raft();
         self.node.advance_apply_to(last);
         let Config { log_tail_bytes, catch_up_bytes, .. } = self.config;
         let needed = self.needed_by_others();

@@ -32,7 +32,7 @@ pub enum Input {
     /// Take a place in a lock's queue; answered when it is granted, or when its entry ends.
     Lock {
         call: CallId,
-        lock: Lock,
+        lock: Box<Lock>,
     },
     Read {
         call: CallId,

@@ -55,21 +55,25 @@ impl Replica {
         }
         envelope.wall_ms = self.now.wall_ms;
         match &envelope.command {
-            Command::ChangeMembers(change) if changes_configuration(change) => self.append_change(envelope, change)?,
+            Command::ChangeMembers(change) if changes_configuration(change) => {
+                self.hand_to_raft();
+                self.append_change(envelope, change)?;
+            }
             _ => {
                 self.encoded.clear();
                 codec::encode(envelope, &mut self.encoded);
+                if !self.has_room(self.encoded.len()) {
+                    return Err(NotAppended::Refused(Failure::Overloaded));
+                }
                 // Commands that come together lie together: nothing is allocated for each.
                 self.proposed.extend_from_slice(&self.encoded);
-                let entry = Entry { data: self.proposed.split().freeze(), ..Entry::default() };
-                let mut message = Message { from: self.config.member, entries: vec![entry], ..Message::default() };
-                message.set_msg_type(MessageType::MsgPropose);
-                // The only reason is that too much is under way.
-                self.node.raft.step(message).map_err(|_| NotAppended::Refused(Failure::Overloaded))?;
+                self.gathered.bytes += self.encoded.len();
+                let data = self.proposed.split().freeze();
+                self.gathered.entries.push(Entry { data, ..Entry::default() });
             }
         }
         let raft = &self.node.raft;
-        let (index, term) = (raft.raft_log.last_index(), raft.term);
+        let (index, term) = (raft.raft_log.last_index() + self.gathered.entries.len() as u64, raft.term);
         // What this member proposed in an earlier term from this index on is overwritten by now.
         for lost in self.proposals.take_from(index) {
             self.lose(lost.waits);
@@ -78,6 +82,30 @@ impl Replica {
             self.granting.insert(grant.lease);
         }
         Ok((index, term))
+    }
+
+    /// As raft would say it: one command may always be under way.
+    fn has_room(&self, bytes: usize) -> bool {
+        let under_way = self.node.raft.uncommitted_size() + self.gathered.bytes;
+        under_way == 0 || under_way + bytes <= self.config.inflight_bytes as usize
+    }
+
+    /// What was gathered goes into raft's log in one message; before anything else is done with raft, so that each
+    /// entry comes to the index that was reckoned with.
+    pub(crate) fn hand_to_raft(&mut self) {
+        if self.gathered.entries.is_empty() {
+            return;
+        }
+        let Gathered { entries, .. } = std::mem::take(&mut self.gathered);
+        let first = self.node.raft.raft_log.last_index() + 1;
+        let mut message = Message { from: self.config.member, entries, ..Message::default() };
+        message.set_msg_type(MessageType::MsgPropose);
+        if !self.is_leader() || self.node.raft.step(message).is_err() {
+            // It was removed meanwhile, or is giving up its place.
+            for lost in self.proposals.take_from(first) {
+                self.lose(lost.waits);
+            }
+        }
     }
 
     /// For a client: behind everything that came before it and was held back.
@@ -89,7 +117,7 @@ impl Replica {
     /// A place behind others is waited for by nobody yet. It is held back until the next command comes, or
     /// for a little while, so that the release which is likely to be that command need not wait until the
     /// place is durable.
-    pub(crate) fn join(&mut self, call: CallId, lock: Lock) {
+    pub(crate) fn join(&mut self, call: CallId, lock: Box<Lock>) {
         let waits = Waits::for_lock(call, &lock);
         if !self.is_leader() {
             // Only a leader knows what is under way.
@@ -398,6 +426,13 @@ impl Proposals {
         }
         abandoned
     }
+}
+
+/// Commands on their way into raft's log, those of one step together.
+#[derive(Default)]
+pub(crate) struct Gathered {
+    entries: Vec<Entry>,
+    bytes: usize,
 }
 
 /// Calls that stand in queues and wait for their turn.

@@ -21,6 +21,7 @@ impl Replica {
             self.send_forwards();
             self.send_questions();
             self.issue_reads();
+            self.hand_to_raft();
             if !self.node.has_ready() {
                 break;
             }

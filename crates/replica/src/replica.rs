@@ -23,7 +23,7 @@ use crate::log::Log;
 use crate::members::Membership;
 use crate::message::{self, PeerMessage};
 use crate::probe::{Acknowledged, Probes};
-use crate::propose::{Proposals, Queued, Unsent, Waits};
+use crate::propose::{Gathered, Proposals, Queued, Unsent, Waits};
 use crate::question::{PeerAnswers, Question, Questions};
 use crate::read::{Confirmed, Reads};
 use crate::ready::raft_entry;
@@ -130,6 +130,7 @@ pub struct Replica {
     pub(crate) encoded: Vec<u8>,
     /// What raft was given of them, and room for more.
     pub(crate) proposed: BytesMut,
+    pub(crate) gathered: Gathered,
     pub(crate) outputs: Vec<Output>,
     pub(crate) failed: bool,
 }
@@ -233,6 +234,7 @@ impl Replica {
             compact_asked: false,
             encoded: Vec::new(),
             proposed: BytesMut::with_capacity(PROPOSED_BYTES),
+            gathered: Gathered::default(),
             outputs: Vec::new(),
             failed: false,
             config,
@@ -253,6 +255,9 @@ impl Replica {
         }
         self.pass_time(now);
         for input in inputs {
+            if !matches!(input, Input::Propose { .. } | Input::Lock { .. } | Input::Read { .. }) {
+                self.hand_to_raft();
+            }
             self.take(input);
         }
         self.cancel_rest();

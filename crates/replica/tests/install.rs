@@ -153,12 +153,12 @@ fn places_in_queues_are_looked_up() {
     };
     for (name, number) in names.iter().zip(0..) {
         let lock = place(name, 1, number);
-        cluster.ask(leader, Asked::Other, |call| Input::Lock { call, lock });
+        cluster.ask(leader, Asked::Other, |call| Input::Lock { call, lock: Box::new(lock) });
     }
     cluster.run(50);
     let calls = names.map(|name| {
         let lock = place(name, 2, 100 + u128::from(cluster.next_call));
-        cluster.ask(follower, Asked::Lock, |call| Input::Lock { call, lock })
+        cluster.ask(follower, Asked::Lock, |call| Input::Lock { call, lock: Box::new(lock) })
     });
     cluster.run(50);
     assert_eq!(cluster.status(follower).waiting_locks, 3);

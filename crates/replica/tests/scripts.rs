@@ -338,7 +338,7 @@ fn call_input(name: &str, call: CallId, args: &mut Args) -> Result<Input, Failur
                 try_once: args.next_pos() == Some("try"),
                 ..Default::default()
             };
-            Input::Lock { call, lock }
+            Input::Lock { call, lock: Box::new(lock) }
         }
         "unlock" => {
             let names = args.text()?.split('@').map(|name| Bytes::copy_from_slice(name.as_bytes())).collect();

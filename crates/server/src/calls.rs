@@ -5,8 +5,8 @@
 //! step for one runtime come back at once, and the distributor wakes the waiting futures: at most
 //! one wake across threads for a whole batch, however many calls it answers.
 
-use std::collections::HashMap;
-use std::future::Future;
+use std::collections::{HashMap, VecDeque};
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
@@ -38,8 +38,8 @@ struct Incoming {
 
 /// What the stream of a session, or of watches on locks, hears of the replica.
 pub(crate) enum SessionMail {
-    Answer { number: u64, answer: Answer },
-    Queued { number: u64, ahead: usize },
+    Answer { call: CallId, answer: Answer },
+    Queued { call: CallId, ahead: usize },
     Notice(SessionNotice),
     LockWatch(LockNotice),
 }
@@ -75,7 +75,10 @@ struct Waiting {
     /// Told apart by this when a slot is used again.
     generation: u32,
     streams: HashMap<StreamId, mpsc::UnboundedSender<Notice>>,
-    sessions: HashMap<StreamId, mpsc::UnboundedSender<SessionMail>>,
+    sessions: Vec<SessionBox>,
+    /// Those of them that nobody uses.
+    free_sessions: Vec<usize>,
+    session_of: HashMap<StreamId, usize>,
     next_stream: u64,
     closed: bool,
     /// Something was brought to the replica from here since the last turn.
@@ -91,12 +94,35 @@ struct Slot {
 enum SlotState {
     Waiting(Option<Waker>),
     Answered(Box<Answer>),
-    /// A numbered request of a session: its answer goes to the session's stream.
-    Session {
-        number: u64,
-        stream: mpsc::UnboundedSender<SessionMail>,
-    },
 }
+
+/// What has come for a session and was not read yet. It is taken all at once.
+#[derive(Default)]
+struct SessionBox {
+    mail: VecDeque<SessionMail>,
+    reader: Option<Waker>,
+    is_used: bool,
+    /// The last call of the sessions that have used it: the next one counts on, so that none of its calls is taken for
+    /// one of theirs.
+    last_call: u32,
+}
+
+impl SessionBox {
+    fn put(&mut self, mail: SessionMail) {
+        if self.is_used {
+            self.mail.push_back(mail);
+            if let Some(reader) = self.reader.take() {
+                reader.wake();
+            }
+        }
+    }
+}
+
+/// Marks the calls of sessions: their answers go to the session's box, without a slot for each.
+const OF_SESSION: u64 = 1 << 55;
+/// As many sessions as a call can name.
+const SESSIONS: usize = 1 << 23;
+const GENERATIONS: u32 = 1 << 23;
 
 impl Mailbox {
     pub(crate) fn new(runtime: u8, turns: Turns, writes: Writes) -> Mailbox {
@@ -106,16 +132,24 @@ impl Mailbox {
     /// Brings an input to the replica. The distributor takes the turn for it when the tasks that are
     /// ready now have run, so that what they bring goes along. False = the replica is gone.
     pub(crate) fn bring(&self, input: Input) -> bool {
-        if !self.turns.bring(input) {
-            return false;
-        }
+        let is_there = self.turns.bring(input);
+        self.ask_for_turn();
+        is_there
+    }
+
+    fn bring_all(&self, inputs: &mut Vec<Input>) -> bool {
+        let is_there = self.turns.bring_all(inputs);
+        self.ask_for_turn();
+        is_there
+    }
+
+    fn ask_for_turn(&self) {
         let mut waiting = self.lock();
         if !std::mem::replace(&mut waiting.brought, true)
             && let Some(distributor) = &waiting.distributor
         {
             distributor.wake_by_ref();
         }
-        true
     }
 
     /// Inputs that wait for the replica, from everywhere.
@@ -140,31 +174,32 @@ impl Mailbox {
 
     fn open_slot(&self, state: SlotState) -> CallId {
         let mut waiting = self.lock();
-        waiting.generation = (waiting.generation + 1) & 0x00ff_ffff;
+        waiting.generation = (waiting.generation + 1) % GENERATIONS;
         let generation = waiting.generation;
         let slot = waiting.calls.insert(Slot { generation, state });
         u64::from(self.runtime) << 56 | u64::from(generation) << 32 | slot as u64
     }
 
-    pub(crate) fn open_session(&self) -> OpenSession {
-        let (sender, mail) = mpsc::unbounded_channel();
+    /// None = there are as many as can be.
+    pub(crate) fn open_session(&self) -> Option<OpenSession> {
         let mut waiting = self.lock();
         waiting.next_stream += 1;
         let stream = u64::from(self.runtime) << 56 | waiting.next_stream;
-        if !waiting.closed {
-            waiting.sessions.insert(stream, sender.clone());
-        }
+        let session = match waiting.free_sessions.pop() {
+            Some(session) => session,
+            None if waiting.sessions.len() == SESSIONS => return None,
+            None => {
+                waiting.sessions.push(SessionBox::default());
+                waiting.sessions.len() - 1
+            }
+        };
+        let last_call = waiting.sessions[session].last_call;
+        waiting.sessions[session].is_used = true;
+        waiting.session_of.insert(stream, session);
         drop(waiting);
-        OpenSession { mailbox: self.clone(), stream, sender, mail }
-    }
-
-    /// Nobody waits for this call's answer any more.
-    fn drop_call(&self, call: CallId) {
-        let (slot, generation) = slot_of(call);
-        let mut waiting = self.lock();
-        if waiting.calls.get(slot).is_some_and(|found| found.generation == generation) {
-            waiting.calls.remove(slot);
-        }
+        let first = u64::from(self.runtime) << 56 | OF_SESSION | (session as u64) << 32;
+        let (brought, heard) = Default::default();
+        Some(OpenSession { mailbox: self.clone(), stream, session, first, last_call, brought, heard })
     }
 
     pub(crate) fn open_stream(&self) -> (StreamId, mpsc::UnboundedReceiver<Notice>) {
@@ -189,8 +224,7 @@ impl Mailbox {
         let mut waiting = self.lock();
         waiting.closed = true;
         waiting.streams.clear();
-        waiting.sessions.clear();
-        waiting.calls.retain(|_, slot| !matches!(slot.state, SlotState::Session { .. }));
+        waiting.sessions.iter_mut().filter_map(|session| session.reader.take()).for_each(Waker::wake);
         for (_, slot) in &mut waiting.calls {
             if let SlotState::Waiting(Some(waker)) = &mut slot.state {
                 waker.wake_by_ref();
@@ -256,13 +290,13 @@ impl Waiting {
             self.note_queued(call, ahead);
         }
         for (stream, notice) in sessions {
-            if let Some(sender) = self.sessions.get(&stream) {
-                let _ = sender.send(SessionMail::Notice(notice));
+            if let Some(session) = self.session_of.get(&stream) {
+                self.sessions[*session].put(SessionMail::Notice(notice));
             }
         }
         for (stream, notice) in lock_notices {
-            if let Some(sender) = self.sessions.get(&stream) {
-                let _ = sender.send(SessionMail::LockWatch(notice));
+            if let Some(session) = self.session_of.get(&stream) {
+                self.sessions[*session].put(SessionMail::LockWatch(notice));
             }
         }
         for (stream, notice) in notices {
@@ -274,15 +308,13 @@ impl Waiting {
     }
 
     fn fill(&mut self, call: CallId, answer: Answer) {
+        if let Some(session) = session_of(call) {
+            return self.sessions[session].put(SessionMail::Answer { call, answer });
+        }
         let (slot, generation) = slot_of(call);
         if let Some(found) = self.calls.get_mut(slot)
             && found.generation == generation
         {
-            if let SlotState::Session { number, stream } = &found.state {
-                let _ = stream.send(SessionMail::Answer { number: *number, answer });
-                self.calls.remove(slot);
-                return;
-            }
             let before = std::mem::replace(&mut found.state, SlotState::Answered(Box::new(answer)));
             if let SlotState::Waiting(Some(waker)) = before {
                 waker.wake();
@@ -292,56 +324,88 @@ impl Waiting {
 
     /// Only sessions are told that they wait.
     fn note_queued(&mut self, call: CallId, ahead: usize) {
-        let (slot, generation) = slot_of(call);
-        if let Some(found) = self.calls.get(slot)
-            && found.generation == generation
-            && let SlotState::Session { number, stream } = &found.state
-        {
-            let _ = stream.send(SessionMail::Queued { number: *number, ahead });
+        if let Some(session) = session_of(call) {
+            self.sessions[session].put(SessionMail::Queued { call, ahead });
         }
     }
 }
 
 fn slot_of(call: CallId) -> (usize, u32) {
-    ((call & 0xffff_ffff) as usize, (call >> 32) as u32 & 0x00ff_ffff)
+    ((call & 0xffff_ffff) as usize, (call >> 32) as u32 % GENERATIONS)
+}
+
+fn session_of(call: CallId) -> Option<usize> {
+    (call & OF_SESSION != 0).then_some((call >> 32) as usize % SESSIONS)
 }
 
 /// The mailbox of one session's stream.
 pub(crate) struct OpenSession {
     mailbox: Mailbox,
     pub(crate) stream: StreamId,
-    sender: mpsc::UnboundedSender<SessionMail>,
-    mail: mpsc::UnboundedReceiver<SessionMail>,
+    session: usize,
+    /// What all its calls have in common.
+    first: CallId,
+    last_call: u32,
+    /// For the replica, gathered.
+    brought: Vec<Input>,
+    /// Taken out of the box, to be read.
+    heard: VecDeque<SessionMail>,
 }
 
 impl OpenSession {
-    /// A call whose answer comes as mail under this number.
-    pub(crate) fn open_call(&self, number: u64) -> CallId {
-        self.mailbox.open_slot(SlotState::Session { number, stream: self.sender.clone() })
+    /// A call whose answer comes as mail, unless nobody wants it any more by then.
+    pub(crate) fn open_call(&mut self) -> CallId {
+        self.last_call = self.last_call.wrapping_add(1);
+        self.first | u64::from(self.last_call)
     }
 
-    pub(crate) fn drop_call(&self, call: CallId) {
-        self.mailbox.drop_call(call);
+    /// To be brought along with others; see [`OpenSession::bring_gathered`].
+    pub(crate) fn gather(&mut self, input: Input) {
+        self.brought.push(input);
     }
 
     /// False = the replica is gone.
-    pub(crate) fn bring(&self, input: Input) -> bool {
-        self.mailbox.bring(input)
+    pub(crate) fn bring_gathered(&mut self) -> bool {
+        self.brought.is_empty() || self.mailbox.bring_all(&mut self.brought)
     }
 
-    /// The session keeps a sender itself, so that it is the caller who notices when the replica is gone.
+    pub(crate) fn bring(&mut self, input: Input) -> bool {
+        self.gather(input);
+        self.bring_gathered()
+    }
+
+    /// None = the replica is gone.
     pub(crate) async fn next(&mut self) -> Option<SessionMail> {
-        self.mail.recv().await
+        poll_fn(|context| self.poll_next(context)).await
     }
 
     pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<SessionMail>> {
-        self.mail.poll_recv(context)
+        if self.heard.is_empty() {
+            let mut waiting = self.mailbox.lock();
+            let is_closed = waiting.closed;
+            let session = &mut waiting.sessions[self.session];
+            if session.mail.is_empty() {
+                match &session.reader {
+                    _ if is_closed => return Poll::Ready(None),
+                    Some(known) if known.will_wake(context.waker()) => {}
+                    _ => session.reader = Some(context.waker().clone()),
+                }
+                return Poll::Pending;
+            }
+            std::mem::swap(&mut self.heard, &mut session.mail);
+        }
+        Poll::Ready(self.heard.pop_front())
     }
 }
 
 impl Drop for OpenSession {
     fn drop(&mut self) {
-        self.mailbox.lock().sessions.remove(&self.stream);
+        self.bring_gathered();
+        let mut waiting = self.mailbox.lock();
+        waiting.session_of.remove(&self.stream);
+        waiting.free_sessions.push(self.session);
+        // With all that nobody will read.
+        waiting.sessions[self.session] = SessionBox { last_call: self.last_call, ..SessionBox::default() };
     }
 }
 
@@ -375,14 +439,14 @@ impl Future for OpenCall {
                 }
                 return Poll::Pending;
             }
-            SlotState::Answered(_) | SlotState::Session { .. } => {}
+            SlotState::Answered(_) => {}
         }
         let slot = waiting.calls.remove(slot);
         drop(waiting);
         self.done = true;
         match slot.state {
             SlotState::Answered(answer) => Poll::Ready(Some(*answer)),
-            SlotState::Waiting(_) | SlotState::Session { .. } => Poll::Ready(None),
+            SlotState::Waiting(_) => Poll::Ready(None),
         }
     }
 }
@@ -393,5 +457,86 @@ impl Drop for OpenCall {
             let (slot, _) = slot_of(self.call);
             self.mailbox.lock().calls.remove(slot);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::{self, Beginning, Found};
+    use crate::driver::Driver;
+    use crate::peer::outbox::Outbox;
+    use tenure_replica::Failure;
+
+    fn mailbox(directory: &std::path::Path) -> (Driver, Mailbox) {
+        let config = crate::config::Config { data_dir: directory.join("data"), ..Default::default() };
+        let cluster = ["n1", "n2"].map(|name| (name.to_owned(), "127.0.0.1:1".to_owned()));
+        let Ok(Found::Empty(blank)) = data::open(&config) else { panic!("it is new") };
+        let data = data::begin(*blank, Beginning::of_cluster("n1", &cluster)).unwrap();
+        let member = data.identity.member_id;
+        let replica = tenure_replica::Config { member, ..Default::default() };
+        let (outbox, _) = Outbox::new(member, 1 << 20);
+        let mut driver = Driver::start(replica, data.boot, data.store, 1, outbox).unwrap();
+        let mailbox = driver.attach(0, Writes::ByLogThread).0.mailbox;
+        (driver, mailbox)
+    }
+
+    fn answer() -> Answer {
+        Answer { revision: 1, term: 1, result: Err(Failure::Stopping) }
+    }
+
+    async fn heard(session: &mut OpenSession) -> Vec<CallId> {
+        let mut calls = Vec::new();
+        poll_fn(|context| {
+            while let Poll::Ready(Some(SessionMail::Answer { call, .. })) = session.poll_next(context) {
+                calls.push(call);
+            }
+            Poll::Ready(())
+        })
+        .await;
+        calls
+    }
+
+    #[tokio::test]
+    async fn answers_reach_their_session_in_order_and_no_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let (driver, mailbox) = mailbox(directory.path());
+        let mut sessions = [mailbox.open_session().unwrap(), mailbox.open_session().unwrap()];
+        let calls: Vec<CallId> = (0..6).map(|number: usize| sessions[number % 2].open_call()).collect();
+        for call in calls.iter().rev() {
+            mailbox.lock().fill(*call, answer());
+        }
+        assert_eq!(heard(&mut sessions[0]).await, [calls[4], calls[2], calls[0]]);
+        assert_eq!(heard(&mut sessions[1]).await, [calls[5], calls[3], calls[1]]);
+        assert!(heard(&mut sessions[0]).await.is_empty());
+        tokio::task::spawn_blocking(move || driver.stop()).await.unwrap();
+    }
+
+    /// What was under way when a session ended is answered late, and its successor in the same box must not take that
+    /// for an answer to a call of its own.
+    #[tokio::test]
+    async fn no_call_of_a_session_is_named_like_one_of_its_predecessors() {
+        let directory = tempfile::tempdir().unwrap();
+        let (driver, mailbox) = mailbox(directory.path());
+        let mut first = mailbox.open_session().unwrap();
+        let late: Vec<CallId> = (0..3).map(|_| first.open_call()).collect();
+        drop(first);
+        mailbox.lock().fill(late[0], answer());
+        let mut second = mailbox.open_session().unwrap();
+        let calls: Vec<CallId> = (0..3).map(|_| second.open_call()).collect();
+        assert_eq!(session_of(late[0]), session_of(calls[0]), "they share a box");
+        assert!(late.iter().all(|call| !calls.contains(call)));
+        mailbox.lock().fill(late[1], answer());
+        mailbox.lock().fill(calls[0], answer());
+        assert_eq!(heard(&mut second).await, [late[1], calls[0]], "what came while nobody read is gone");
+        tokio::task::spawn_blocking(move || driver.stop()).await.unwrap();
+    }
+
+    #[test]
+    fn calls_with_and_without_a_session_are_told_apart() {
+        let of_session = 7 << 56 | OF_SESSION | 5 << 32 | 9;
+        assert_eq!((Mailbox::runtime_of(of_session), session_of(of_session)), (7, Some(5)));
+        let plain = 7 << 56 | u64::from(GENERATIONS - 1) << 32 | 9;
+        assert_eq!((Mailbox::runtime_of(plain), session_of(plain), slot_of(plain)), (7, None, (9, GENERATIONS - 1)));
     }
 }

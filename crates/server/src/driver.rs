@@ -214,6 +214,22 @@ impl Turns {
         true
     }
 
+    /// As [`Turns::bring`], with all of these, in order; leaves none.
+    pub(crate) fn bring_all(&self, inputs: &mut Vec<Input>) -> bool {
+        if self.0.ended.load(Ordering::Acquire) {
+            inputs.clear();
+            return false;
+        }
+        let mut waiting = lock(&self.0.waiting);
+        if waiting.is_empty() {
+            std::mem::swap(&mut *waiting, inputs);
+        } else {
+            waiting.append(inputs);
+        }
+        self.0.depth.store(waiting.len(), Ordering::Relaxed);
+        true
+    }
+
     /// Inputs that wait.
     pub(crate) fn depth(&self) -> usize {
         self.0.depth.load(Ordering::Relaxed)

@@ -135,7 +135,7 @@ impl Member {
     /// the queue.
     pub async fn lock(&self, lock: Lock) -> Result<At<Locked>, Failure> {
         let leave = Leave { key: entry_key(&lock.name, lock.lease).into(), call: lock.call };
-        let answer = self.call_or_leave(false, Some(leave), |call| Input::Lock { call, lock }).await?;
+        let answer = self.call_or_leave(false, Some(leave), |call| Input::Lock { call, lock: Box::new(lock) }).await?;
         answer.map(|answered| match answered {
             Answered::Lock(reply) => Locked::Held(reply),
             Answered::Reply(Reply::Busy(busy)) => Locked::Busy(busy),
@@ -163,8 +163,8 @@ impl Member {
         self.mailbox.depth() > QUEUE_LIMIT
     }
 
-    pub(crate) fn open_session(&self) -> OpenSession {
-        self.mailbox.open_session()
+    pub(crate) fn open_session(&self) -> Result<OpenSession, Failure> {
+        self.mailbox.open_session().ok_or(Failure::Overloaded)
     }
 
     pub fn watch_stream(&self) -> WatchStream {

@@ -37,13 +37,13 @@ pub fn lock_request(kind: u8, bytes: &[u8]) -> Option<Command> {
     const CALL: u128 = 1;
     let bytes = Bytes::copy_from_slice(bytes);
     match kind % 4 {
-        0 => request::lock(LockRequest::decode(bytes).ok()?, CALL).ok().map(Command::Lock),
+        0 => request::lock(LockRequest::decode(bytes).ok()?, CALL).ok().map(Box::new).map(Command::Lock),
         1 => {
             let UnlockRequest { name, more_names, fencing_token, .. } = UnlockRequest::decode(bytes).ok()?;
             request::unlock(name, more_names, fencing_token, 0).ok().map(Command::Unlock)
         }
-        2 => request::campaign(CampaignRequest::decode(bytes).ok()?, CALL).ok().map(Command::Lock),
-        _ => request::barrier(BarrierRequest::decode(bytes).ok()?, CALL).ok().map(Command::Lock),
+        2 => request::campaign(CampaignRequest::decode(bytes).ok()?, CALL).ok().map(Box::new).map(Command::Lock),
+        _ => request::barrier(BarrierRequest::decode(bytes).ok()?, CALL).ok().map(Box::new).map(Command::Lock),
     }
 }
 

@@ -41,7 +41,7 @@ impl Request {
     pub fn input(&self, call: CallId) -> Input {
         match self {
             Request::Propose(command) => Input::Propose { call, command: command.clone() },
-            Request::Lock(lock) => Input::Lock { call, lock: lock.clone() },
+            Request::Lock(lock) => Input::Lock { call, lock: Box::new(lock.clone()) },
             Request::Range(query, consistency) => {
                 Input::Read { call, read: Read::Range(query.clone()), consistency: *consistency }
             }
@@ -60,7 +60,7 @@ impl Request {
     pub fn command(&self) -> Option<Command> {
         match self {
             Request::Propose(command) => Some(command.clone()),
-            Request::Lock(lock) => Some(Command::Lock(lock.clone())),
+            Request::Lock(lock) => Some(Command::Lock(Box::new(lock.clone()))),
             Request::ChangeMembers(change) => Some(Command::ChangeMembers(change.clone())),
             _ => None,
         }

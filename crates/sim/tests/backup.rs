@@ -17,7 +17,7 @@ fn tokens(machine: &mut Machine, times: u64) -> Vec<Revision> {
     let mut tokens = Vec::new();
     for call in 0..times {
         let lock = Lock { name: name.clone(), lease: 7, call: u128::from(call), ..Lock::default() };
-        let Ok(Reply::Lock(reply)) = apply(Command::Lock(lock)) else { panic!("the lock is free") };
+        let Ok(Reply::Lock(reply)) = apply(Command::Lock(Box::new(lock))) else { panic!("the lock is free") };
         assert!(reply.granted);
         tokens.push(reply.token);
         apply(Command::Unlock(Unlock { names: vec![name.clone()], token: reply.token, epoch: 0 })).expect("held");

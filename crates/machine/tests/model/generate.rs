@@ -31,7 +31,7 @@ pub fn command() -> impl Strategy<Value = Command> {
         }),
         2 => lease().prop_map(|lease| Command::LeaseRevoke { lease }),
         3 => (1..3u64, vec(lease(), 0..4)).prop_map(|(term, leases)| Command::LeaseExpire { term, leases }),
-        10 => lock(mode()).prop_map(Command::Lock),
+        10 => lock(mode()).prop_map(|lock| Command::Lock(Box::new(lock))),
         4 => (key(), 0..3u128).prop_map(|(key, call)| Command::Leave(Leave { key, call })),
         2 => unlock().prop_map(Command::Unlock),
         1 => (lock_name(), 2..40i64).prop_map(|(name, token)| Command::ForceRelease { name, token }),
@@ -86,7 +86,7 @@ fn lock_command(mode: BoxedStrategy<Mode>) -> impl Strategy<Value = Command> {
         ]
     };
     prop_oneof![
-        12 => lock(mode).prop_map(Command::Lock),
+        12 => lock(mode).prop_map(|lock| Command::Lock(Box::new(lock))),
         6 => entry_key().prop_map(|key| Command::Delete(Delete { keys: Keys::One(key), prev_kv: false })),
         3 => (entry_key(), 0..3u128).prop_map(|(key, call)| Command::Leave(Leave { key, call })),
         8 => unlock().prop_map(Command::Unlock),

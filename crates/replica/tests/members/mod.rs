@@ -298,7 +298,7 @@ impl Cluster {
             metadata: Bytes::new(),
             ..Default::default()
         };
-        self.ask(member, Asked::Lock, |call| Input::Lock { call, lock })
+        self.ask(member, Asked::Lock, |call| Input::Lock { call, lock: Box::new(lock) })
     }
 
     pub fn delete(&mut self, member: MemberId, key: Vec<u8>) -> CallId {

@@ -89,7 +89,7 @@ impl Locks {
             (Request::Lock(lock), Ok(Answered::Reply(Reply::Busy(_)))) if lock.try_once => Ok(()),
             (Request::Lock(lock), Err(Failure::EntryEnded(_))) => {
                 let upto = context.reference.applied();
-                if context.reference.took_effect(&Command::Lock(lock.clone()), call.floor_index, upto) {
+                if context.reference.took_effect(&Command::Lock(Box::new(lock.clone())), call.floor_index, upto) {
                     return Ok(());
                 }
                 Err(format!("{lock:?} was never in a queue, and is told that its place is gone"))

@@ -123,10 +123,10 @@ struct Session {
     client: Bytes,
     /// The last number that was used.
     number: u64,
-    under_way: HashMap<u64, UnderWay, BuildHasherDefault<NumberHasher>>,
-    /// Those of them that are locks in their queues.
-    queued: usize,
-    timeouts: BTreeSet<(Instant, u64)>,
+    under_way: HashMap<CallId, UnderWay, BuildHasherDefault<NumberHasher>>,
+    /// Those of them that are locks in their queues, by their numbers.
+    queued: HashMap<u64, CallId>,
+    timeouts: BTreeSet<(Instant, CallId)>,
     /// When the renewal that was confirmed last had come.
     renewed_at: Instant,
     is_warned: bool,
@@ -134,7 +134,7 @@ struct Session {
     out: VecDeque<SessionResponse>,
 }
 
-/// A client chooses its numbers; if it chose them to collide it would slow down nobody but itself.
+/// For calls, which are counted.
 #[derive(Default)]
 struct NumberHasher(u64);
 
@@ -156,9 +156,8 @@ impl Hasher for NumberHasher {
 }
 
 struct UnderWay {
-    call: CallId,
+    number: u64,
     what: What,
-    is_queued: bool,
 }
 
 enum What {
@@ -196,8 +195,9 @@ async fn open(
     };
     // A resumption shows that the client lives, like any renewal.
     shared.member.keep_alive(lease).await.map_err(failed)?.value.ok_or(errors::LEASE_NOT_FOUND)?;
-    let stream = shared.member.open_session();
-    stream.bring(Input::SessionOpened { stream: stream.stream, lease });
+    let mut stream = shared.member.open_session().map_err(failed)?;
+    let opened = Input::SessionOpened { stream: stream.stream, lease };
+    stream.bring(opened);
     let view = shared.member.view(Consistency::Linearizable).await.map_err(failed)?;
     let now_unix_ms = describe::now_unix_ms();
     let connected =
@@ -219,7 +219,7 @@ async fn open(
         client,
         number,
         under_way: HashMap::default(),
-        queued: 0,
+        queued: HashMap::new(),
         timeouts: BTreeSet::new(),
         renewed_at: came,
         is_warned: false,
@@ -255,14 +255,10 @@ impl Session {
         if self.closed {
             return Poll::Ready(Ok(Flow::Ended));
         }
-        while self.under_way.len() - self.queued < IN_FLIGHT
-            && let Poll::Ready(asked) = Pin::new(&mut *requests).poll_next(context)
-        {
-            match asked {
-                Some(Ok(asked)) => self.take(asked)?,
-                // The client hung up, or is gone.
-                None | Some(Err(_)) => return Poll::Ready(Ok(Flow::Ended)),
-            }
+        let flow = self.take_requests(requests, context);
+        self.stream.bring_gathered();
+        if let Flow::Ended = flow? {
+            return Poll::Ready(Ok(Flow::Ended));
         }
         let wake = self.next_wake();
         if alarm.deadline() != wake {
@@ -276,6 +272,23 @@ impl Session {
         if self.out.is_empty() { Poll::Pending } else { Poll::Ready(Ok(Flow::GoesOn)) }
     }
 
+    fn take_requests(
+        &mut self,
+        requests: &mut Streaming<SessionRequest>,
+        context: &mut Context<'_>,
+    ) -> Result<Flow, Status> {
+        while self.under_way.len() - self.queued.len() < IN_FLIGHT
+            && let Poll::Ready(asked) = Pin::new(&mut *requests).poll_next(context)
+        {
+            match asked {
+                Some(Ok(asked)) => self.take(asked)?,
+                // The client hung up, or is gone.
+                None | Some(Err(_)) => return Ok(Flow::Ended),
+            }
+        }
+        Ok(Flow::GoesOn)
+    }
+
     fn take(&mut self, asked: SessionRequest) -> Result<(), Status> {
         let SessionRequest { number, request } = asked;
         if number <= self.number {
@@ -287,8 +300,10 @@ impl Session {
             Some(Asked::Lock(asked)) => self.lock(number, asked),
             Some(Asked::Unlock(SessionUnlock { name, more_names, fencing_token })) => {
                 match request::unlock(name, more_names, fencing_token, self.epoch) {
-                    Ok(unlock) => self
-                        .bring(number, What::Unlock, |call| Input::Propose { call, command: Command::Unlock(unlock) }),
+                    Ok(unlock) => {
+                        let command = Command::Unlock(unlock);
+                        self.call(number, What::Unlock, |call| Input::Propose { call, command });
+                    }
                     Err(status) => self.refuse(number, &status),
                 }
             }
@@ -296,12 +311,16 @@ impl Session {
                 self.shared.process_wide.sessions.seen(self.lease);
                 let (lease, epoch) = (self.lease, self.epoch);
                 let what = What::Renew { came: Instant::now() };
-                self.bring(number, what, |call| Input::KeepAlive { call, lease, epoch });
+                self.call(number, what, |call| Input::KeepAlive { call, lease, epoch });
             }
-            Some(Asked::Cancel(asked)) => self.give_up(asked.number, Code::Cancelled, "cancelled"),
+            Some(Asked::Cancel(asked)) => {
+                if let Some(call) = self.call_of(asked.number) {
+                    self.give_up(call, Code::Cancelled, "cancelled");
+                }
+            }
             Some(Asked::Close(_)) => {
                 let command = Command::LeaseRevoke { lease: self.lease };
-                self.bring(number, What::Close, |call| Input::Propose { call, command });
+                self.call(number, What::Close, |call| Input::Propose { call, command });
             }
             Some(Asked::Open(_)) => return Err(Status::invalid_argument("this stream has its session already")),
             None => return Err(Status::invalid_argument("an empty request")),
@@ -337,29 +356,37 @@ impl Session {
         }
         let leave = Leave { key: entry_key(&lock.name, lock.lease).into(), call: lock.call };
         let timeout = timeout_ms.map(|timeout_ms| Instant::now() + Duration::from_millis(timeout_ms as u64));
-        if let Some(timeout) = timeout {
-            self.timeouts.insert((timeout, number));
-        }
         let what = What::Lock { name: lock.name.clone(), mode: lock.mode, holder: lock.holder.clone(), leave, timeout };
-        self.bring(number, what, |call| Input::Lock { call, lock });
+        self.call(number, what, |call| Input::Lock { call, lock: Box::new(lock) });
     }
 
-    fn bring(&mut self, number: u64, what: What, input: impl FnOnce(CallId) -> Input) {
+    fn call_of(&self, number: u64) -> Option<CallId> {
+        // Those that are in no queue are few.
+        let among_all =
+            || self.under_way.iter().find(|(_, under_way)| under_way.number == number).map(|(call, _)| *call);
+        self.queued.get(&number).copied().or_else(among_all)
+    }
+
+    fn call(&mut self, number: u64, what: What, input: impl FnOnce(CallId) -> Input) {
         if !matches!(what, What::Renew { .. } | What::Unlock | What::Close) && self.shared.member.is_overloaded() {
             return self.refuse(number, &failed(Failure::Overloaded));
         }
-        let call = self.stream.open_call(number);
-        self.under_way.insert(number, UnderWay { call, what, is_queued: false });
-        self.stream.bring(input(call));
+        let call = self.stream.open_call();
+        if let What::Lock { timeout: Some(timeout), .. } = what {
+            self.timeouts.insert((timeout, call));
+        }
+        self.under_way.insert(call, UnderWay { number, what });
+        self.stream.gather(input(call));
     }
 
     fn hear(&mut self, mail: SessionMail) -> Result<(), Status> {
         match mail {
-            SessionMail::Queued { number, ahead } => {
-                if let Some(lock) = self.under_way.get_mut(&number) {
-                    self.queued += usize::from(!std::mem::replace(&mut lock.is_queued, true));
+            SessionMail::Queued { call, ahead } => {
+                if let Some(UnderWay { number, .. }) = self.under_way.get(&call) {
+                    let number = *number;
+                    self.queued.insert(number, call);
+                    self.tell(number, Told::Queued(SessionQueued { ahead: ahead as u64 }));
                 }
-                self.tell(number, Told::Queued(SessionQueued { ahead: ahead as u64 }));
             }
             SessionMail::Notice(SessionNotice::Lost { name, token, cause }) => {
                 let name = describe::text(&name);
@@ -371,10 +398,9 @@ impl Session {
             }
             // A session watches nothing.
             SessionMail::LockWatch(_) => {}
-            SessionMail::Answer { number, answer } => {
+            SessionMail::Answer { call, answer } => {
                 // One that was given up has been answered already.
-                if let Some(UnderWay { what, is_queued, .. }) = self.under_way.remove(&number) {
-                    self.queued -= usize::from(is_queued);
+                if let Some((number, what)) = self.end_call(call) {
                     return self.answer(number, what, answer.result);
                 }
             }
@@ -382,10 +408,18 @@ impl Session {
         Ok(())
     }
 
-    fn answer(&mut self, number: u64, what: What, result: Result<Answered, Failure>) -> Result<(), Status> {
-        if let What::Lock { timeout: Some(timeout), .. } = &what {
-            self.timeouts.remove(&(*timeout, number));
+    fn end_call(&mut self, call: CallId) -> Option<(u64, What)> {
+        let UnderWay { number, what } = self.under_way.remove(&call)?;
+        if !self.queued.is_empty() {
+            self.queued.remove(&number);
         }
+        if let What::Lock { timeout: Some(timeout), .. } = &what {
+            self.timeouts.remove(&(*timeout, call));
+        }
+        Some((number, what))
+    }
+
+    fn answer(&mut self, number: u64, what: What, result: Result<Answered, Failure>) -> Result<(), Status> {
         match (what, result) {
             (What::Lock { name, mode, holder, .. }, Ok(Answered::Lock(reply))) => {
                 let granted = SessionGranted {
@@ -428,29 +462,22 @@ impl Session {
     }
 
     /// A Lock whose time is up, or that nobody wants any more, leaves its queues.
-    fn give_up(&mut self, number: u64, code: Code, why: &str) {
-        if !matches!(self.under_way.get(&number), Some(UnderWay { what: What::Lock { .. }, .. })) {
+    fn give_up(&mut self, call: CallId, code: Code, why: &str) {
+        if !matches!(self.under_way.get(&call), Some(UnderWay { what: What::Lock { .. }, .. })) {
             return;
         }
-        let Some(UnderWay { call, what: What::Lock { name, leave, timeout, .. }, is_queued }) =
-            self.under_way.remove(&number)
-        else {
-            return;
-        };
-        self.queued -= usize::from(is_queued);
-        if let Some(timeout) = timeout {
-            self.timeouts.remove(&(timeout, number));
+        if let Some((number, What::Lock { name, leave, .. })) = self.end_call(call) {
+            self.stream.gather(Input::CancelLock { call, leave });
+            self.tell_busy(number, code, why, &BusyReply { name, holder: None, waiting: 0 });
         }
-        self.stream.drop_call(call);
-        self.stream.bring(Input::CancelLock { call, leave });
-        self.tell_busy(number, code, why, &BusyReply { name, holder: None, waiting: 0 });
     }
 
     fn pass_time(&mut self) {
         let now = Instant::now();
-        while let Some((_, number)) = self.timeouts.first().copied().filter(|(due, _)| *due <= now) {
-            self.give_up(number, Code::DeadlineExceeded, "not granted in time");
+        while let Some((_, call)) = self.timeouts.first().copied().filter(|(due, _)| *due <= now) {
+            self.give_up(call, Code::DeadlineExceeded, "not granted in time");
         }
+        self.stream.bring_gathered();
         if !self.is_warned && now >= self.warn_at() {
             self.is_warned = true;
             let ends = self.renewed_at + Duration::from_millis(self.ttl_ms);
@@ -492,10 +519,8 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        for (_, UnderWay { call, .. }) in self.under_way.drain() {
-            self.stream.drop_call(call);
-        }
-        self.stream.bring(Input::SessionClosed { stream: self.stream.stream, lease: self.lease });
-        self.shared.process_wide.sessions.leave(self.lease, self.stream.stream);
+        let stream = self.stream.stream;
+        self.stream.bring(Input::SessionClosed { stream, lease: self.lease });
+        self.shared.process_wide.sessions.leave(self.lease, stream);
     }
 }

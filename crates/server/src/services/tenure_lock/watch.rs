@@ -9,7 +9,7 @@ use tenure_api::tenure::v1::{Header, LockEvent, WatchCancel, WatchCreate, WatchR
 use tenure_replica::{Input, LockNotice, LockWatchRequest, WatchId};
 use tonic::{Status, Streaming};
 
-use super::{describe, request};
+use super::{describe, failed, request};
 use crate::calls::{OpenSession, SessionMail};
 use crate::services::Shared;
 use crate::services::errors;
@@ -32,7 +32,11 @@ pub async fn serve(
     address: Option<SocketAddr>,
     mut emitter: Emitter<Result<WatchResponse, Status>>,
 ) {
-    let mut watches = Watches { stream: shared.member.open_session(), filters: HashMap::new(), address, shared };
+    let stream = match shared.member.open_session() {
+        Ok(stream) => stream,
+        Err(failure) => return emitter.emit(Err(failed(failure))).await,
+    };
+    let mut watches = Watches { stream, filters: HashMap::new(), address, shared };
     loop {
         let response = tokio::select! {
             biased;
@@ -146,8 +150,9 @@ impl Watches {
         }
     }
 
-    fn bring(&self, request: LockWatchRequest) {
-        self.stream.bring(Input::LockWatch { stream: self.stream.stream, request });
+    fn bring(&mut self, request: LockWatchRequest) {
+        let stream = self.stream.stream;
+        self.stream.bring(Input::LockWatch { stream, request });
     }
 
     fn header(&self) -> Option<Header> {

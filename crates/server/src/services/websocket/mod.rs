@@ -71,7 +71,8 @@ impl WebSockets {
                 Ok(upgraded) => upgraded,
                 Err(error) => return tracing::debug!(%error, "a WebSocket did not come about"),
             };
-            let session = Session::new(member, process_wide, claims, address, config.limits.leases_per_client);
+            let most_places = config.limits.leases_per_client;
+            let Ok(session) = Session::new(member, process_wide, claims, address, most_places) else { return };
             let patience = Patience { interval: config.keepalive_interval, timeout: config.keepalive_timeout };
             socket::serve(upgraded, session, patience, stopping).await;
             drop(open);

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use tenure_machine::{LeaseId, Revision};
+use tenure_replica::CallId;
 use tokio::time::Instant;
 
 use super::claims::Pair;
@@ -38,10 +39,10 @@ pub enum Stage {
     Claiming,
     /// The lease is being granted, or found.
     Entering,
-    /// The queue was asked for a place, by the call of this number.
-    Asking { number: u64 },
+    /// The queue was asked for a place.
+    Asking { call: CallId },
     /// The connection keeps the lease alive.
-    Queued { number: u64 },
+    Queued { call: CallId },
     /// Granted; its full time begins before it is told.
     Confirming { token: Revision },
     /// Nothing but a renewal keeps the lease alive.

@@ -1,7 +1,7 @@
 //! The locks of one connection: what its client asks, and what the replica answers.
 //!
 //! An acquire makes a [`Place`], which walks from a lease to the queue and from the queue to the
-//! grant; each step is a call whose answer comes back as mail under a number. Nothing here waits:
+//! grant; each step is a call whose answer comes back as mail. Nothing here waits:
 //! requests and mail go in, texts come out.
 //!
 //! A place whose entry was there before, because an earlier connection of the client has ended,
@@ -53,7 +53,7 @@ pub struct Session {
     connected: Connected,
     most_places: usize,
     number: u64,
-    under_way: HashMap<u64, UnderWay>,
+    under_way: HashMap<CallId, UnderWay>,
     by_pair: HashMap<Pair, PlaceId>,
     places: HashMap<PlaceId, Place>,
     by_token: HashMap<Revision, PlaceId>,
@@ -67,7 +67,6 @@ pub struct Session {
 
 struct UnderWay {
     place: PlaceId,
-    call: CallId,
     what: What,
 }
 
@@ -114,12 +113,12 @@ impl Session {
         claims: Arc<Claims>,
         address: Option<SocketAddr>,
         most_places: usize,
-    ) -> Session {
-        let stream = member.open_session();
+    ) -> Result<Session, Failure> {
+        let stream = member.open_session()?;
         let now_unix_ms = now_unix_ms();
         let connected =
             Connected { stream: stream.stream, address, since_unix_ms: now_unix_ms, last_seen_unix_ms: now_unix_ms };
-        Session {
+        Ok(Session {
             member,
             process_wide,
             claims,
@@ -136,7 +135,7 @@ impl Session {
             leader: None,
             is_over: false,
             out: VecDeque::new(),
-        }
+        })
     }
 
     /// What is to be sent next.
@@ -210,13 +209,13 @@ impl Session {
         match mail {
             // It watches nothing.
             SessionMail::LockWatch(_) => {}
-            SessionMail::Answer { number, answer } => {
-                if let Some(UnderWay { place, what, .. }) = self.under_way.remove(&number) {
+            SessionMail::Answer { call, answer } => {
+                if let Some(UnderWay { place, what }) = self.under_way.remove(&call) {
                     self.answer(place, what, answer.result);
                 }
             }
-            SessionMail::Queued { number, ahead } => {
-                if let Some(UnderWay { place, .. }) = self.under_way.get(&number) {
+            SessionMail::Queued { call, ahead } => {
+                if let Some(UnderWay { place, .. }) = self.under_way.get(&call) {
                     self.queued(*place, ahead);
                 }
             }
@@ -302,10 +301,8 @@ impl Session {
     fn leave_queue(&mut self, id: PlaceId, request: &Request) {
         let Some(place) = self.places.get(&id) else { return };
         let lease = place.lease;
-        if let Stage::Queued { number } = place.stage
-            && let Some(UnderWay { call, .. }) = self.under_way.remove(&number)
-        {
-            self.stream.drop_call(call);
+        if let Stage::Queued { call } = place.stage {
+            self.under_way.remove(&call);
         }
         // Before the claim is given up: a successor must come behind it.
         self.propose(id, What::Nothing, Command::LeaseRevoke { lease });
@@ -373,13 +370,15 @@ impl Session {
     }
 
     /// From here on the replica tells this connection what becomes of the lease.
-    fn open(&self, lease: LeaseId) {
+    fn open(&mut self, lease: LeaseId) {
         self.process_wide.sessions.enter(lease, self.connected);
-        self.stream.bring(Input::SessionOpened { stream: self.stream.stream, lease });
+        let stream = self.stream.stream;
+        self.stream.bring(Input::SessionOpened { stream, lease });
     }
 
-    fn close(&self, place: &Place) {
-        self.stream.bring(Input::SessionClosed { stream: self.stream.stream, lease: place.lease });
+    fn close(&mut self, place: &Place) {
+        let stream = self.stream.stream;
+        self.stream.bring(Input::SessionClosed { stream, lease: place.lease });
         self.process_wide.sessions.leave(place.lease, self.stream.stream);
         self.claims.give_up(&place.pair, self.stream.stream);
     }
@@ -413,18 +412,16 @@ impl Session {
         self.call(id, what, |call| Input::Propose { call, command });
     }
 
-    /// Puts a call to the replica and gives its number. What takes room is refused when too much waits.
-    fn call(&mut self, id: PlaceId, what: What, input: impl FnOnce(CallId) -> Input) -> Option<u64> {
+    /// Puts a call to the replica. What takes room is refused when too much waits.
+    fn call(&mut self, id: PlaceId, what: What, input: impl FnOnce(CallId) -> Input) -> Option<CallId> {
         if matches!(what, What::Grant | What::Look | What::Lock) && self.member.is_overloaded() {
             self.answer(id, what, Err(Failure::Overloaded));
             return None;
         }
-        self.number += 1;
-        let number = self.number;
-        let call = self.stream.open_call(number);
-        self.under_way.insert(number, UnderWay { place: id, call, what });
+        let call = self.stream.open_call();
+        self.under_way.insert(call, UnderWay { place: id, what });
         self.is_over |= !self.stream.bring(input(call));
-        Some(number)
+        Some(call)
     }
 
     fn succeed(&mut self, request_id: Option<&RequestId>, key: &str, token: Revision) {
@@ -479,10 +476,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        for UnderWay { call, .. } in self.under_way.values() {
-            self.stream.drop_call(*call);
-        }
-        for place in self.places.values() {
+        for place in std::mem::take(&mut self.places).values() {
             self.close(place);
         }
     }

@@ -162,17 +162,17 @@ impl Session {
     fn join(&mut self, id: PlaceId) {
         let Some(place) = self.places.get(&id) else { return };
         let (lease, is_adopted) = (place.lease, place.is_adopted);
-        let lock = Lock {
+        let lock = Box::new(Lock {
             name: Bytes::copy_from_slice(place.pair.key.as_bytes()),
             lease,
             call: self.member.draw_call(),
             holder: Bytes::copy_from_slice(place.pair.client.as_bytes()),
             epoch: place.epoch,
             ..Lock::default()
-        };
+        });
         self.open(lease);
-        let Some(number) = self.call(id, What::Lock, |call| Input::Lock { call, lock }) else { return };
-        self.set_stage(id, Stage::Asking { number }, None);
+        let Some(call) = self.call(id, What::Lock, |call| Input::Lock { call, lock }) else { return };
+        self.set_stage(id, Stage::Asking { call }, None);
         if is_adopted {
             // Nobody has kept it alive for a while.
             self.keep_alive(id, What::KeepQueued { sent: Instant::now() });
@@ -181,9 +181,9 @@ impl Session {
 
     pub(super) fn queued(&mut self, id: PlaceId, ahead: usize) {
         let Some(place) = self.places.get(&id) else { return };
-        let Stage::Asking { number } = place.stage else { return };
+        let Stage::Asking { call } = place.stage else { return };
         let due = Instant::now() + place.third();
-        self.set_stage(id, Stage::Queued { number }, Some(due));
+        self.set_stage(id, Stage::Queued { call }, Some(due));
         self.tell_event(id, Told { event: Some("queued"), ahead: Some(ahead), ..Told::default() });
         self.settle(id);
     }
