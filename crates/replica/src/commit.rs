@@ -50,6 +50,7 @@ impl Replica {
                 self.node.raft.bcast_append();
             }
             self.apply(held);
+            self.send_withheld_answers();
             self.do_confirmed();
         }
     }

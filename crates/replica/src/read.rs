@@ -66,7 +66,7 @@ impl Replica {
         answer.term = self.node.raft.term;
         answer.index = self.node.raft.raft_log.committed;
         answer.entries = question.entries;
-        self.send(&answer);
+        self.send_read_index(answer);
     }
 
     pub(crate) fn own_context(&self, bytes: &[u8]) -> Option<u64> {

@@ -78,6 +78,7 @@ impl Replica {
             self.withhold_change(&mut message);
             match message.msg_type() {
                 _ if self.is_said_already(&message) => {}
+                MessageType::MsgReadIndexResp if is_term_durable => self.send_read_index(message),
                 _ if is_term_durable => self.send(&message),
                 // Whoever votes alone leads at once, and could forget it: what learners hear of a term that comes
                 // twice would not agree.
@@ -149,20 +150,43 @@ impl Replica {
     /// Nobody is told that a change of members is committed before it is applied here, and so durable: whom it removes
     /// ends, and a leader that had forgotten the change would wait for its vote.
     fn withhold_change(&self, message: &mut Message) {
+        if matches!(message.msg_type(), MessageType::MsgAppend | MessageType::MsgHeartbeat)
+            && let Some(change) = self.unapplied_change(message.commit)
+        {
+            message.commit = change - 1;
+        }
+    }
+
+    /// The index of a change of members that is committed, if it is no later than this and not applied yet.
+    fn unapplied_change(&self, upto: u64) -> Option<u64> {
         #[cfg(feature = "planted")]
         if tenure_machine::planted::is(tenure_machine::planted::Bug::ForgetChange) {
-            return;
+            return None;
         }
         let raft = &self.node.raft;
-        let tells = matches!(message.msg_type(), MessageType::MsgAppend | MessageType::MsgHeartbeat);
-        if !tells || !raft.has_pending_conf() || message.commit <= raft.raft_log.applied {
-            return;
+        if !raft.has_pending_conf() || upto <= raft.raft_log.applied {
+            return None;
         }
-        let unapplied = raft.raft_log.applied + 1..message.commit + 1;
         let context = GetEntriesContext::empty(false);
-        let entries = raft.raft_log.slice(unapplied.start, unapplied.end, None, context).unwrap_or_default();
-        if let Some(change) = entries.iter().find(|entry| is_change(entry)) {
-            message.commit = change.index - 1;
+        let entries = raft.raft_log.slice(raft.raft_log.applied + 1, upto + 1, None, context).unwrap_or_default();
+        entries.iter().find(|entry| is_change(entry)).map(|change| change.index)
+    }
+
+    /// How far a member must have got to read tells it, too, what is committed. A smaller index would be wrong: what
+    /// an earlier leader has acknowledged may lie beyond it. So the answer waits.
+    pub(crate) fn send_read_index(&mut self, answer: Message) {
+        match self.unapplied_change(answer.index) {
+            Some(_) => self.withheld_answers.push(answer),
+            None => self.send(&answer),
+        }
+    }
+
+    pub(crate) fn send_withheld_answers(&mut self) {
+        for answer in std::mem::take(&mut self.withheld_answers) {
+            // Whoever asked another leader asks again.
+            if self.is_leader() && answer.term == self.node.raft.term {
+                self.send_read_index(answer);
+            }
         }
     }
 

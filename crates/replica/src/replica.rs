@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::{Bytes, BytesMut};
-use raft::eraftpb::{Entry, HardState as RaftHardState};
+use raft::eraftpb::{Entry, HardState as RaftHardState, Message};
 use raft::{RawNode, StateRole};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
@@ -118,6 +118,8 @@ pub struct Replica {
     /// Committed, from a change of members on that is applied when this number is durable.
     pub(crate) held: Vec<Entry>,
     pub(crate) held_until: Option<u64>,
+    /// Answers to members that want to read, until that is applied.
+    pub(crate) withheld_answers: Vec<Message>,
     /// As a leader: snapshots that arrived and whose members have not been heard of since.
     pub(crate) delivered: BTreeMap<MemberId, (u64, u64)>,
     /// Revisions with the time at which they were current.
@@ -227,6 +229,7 @@ impl Replica {
             installing: None,
             held: Vec::new(),
             held_until: None,
+            withheld_answers: Vec::new(),
             delivered: BTreeMap::new(),
             history_samples: Default::default(),
             granting: BTreeSet::new(),

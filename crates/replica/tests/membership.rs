@@ -257,6 +257,29 @@ fn nobody_is_told_of_a_removal_that_the_leader_may_forget() {
     answers_well(&mut cluster, leader);
 }
 
+/// The answer to a question how far one must have got to read says what is committed, too: it waits.
+#[test]
+fn whoever_reads_is_not_told_either() {
+    for voters in [&[1, 2][..], &[1, 2, 3, 4, 5]] {
+        let mut cluster = Cluster::of(34, small_config(), voters, &[]);
+        let leader = cluster.wait_for_leader();
+        let other = voters.iter().copied().find(|voter| *voter != leader).expect("there are several");
+        answers_well(&mut cluster, leader);
+        let before = cluster.hosts[&leader].disk.last_index();
+        cluster.change(leader, remove(other));
+        cluster.run_until("it is in the log", |cluster| cluster.hosts[&leader].disk.last_index() > before);
+        cluster.host(leader).disk_pace_ms = 10_000;
+        cluster.run_until("all have it", |cluster| cluster.hosts.values().all(|host| host.disk.last_index() > before));
+        let read = cluster.get(other);
+        cluster.run(50);
+        assert_eq!(cluster.status(other).voters.len(), voters.len(), "it is not told that it is out");
+        assert!(!cluster.outcomes.contains_key(&read));
+        cluster.host(leader).disk_pace_ms = 1;
+        cluster.restart(leader);
+        cluster.run_until("it is out, and knows it", |cluster| cluster.hosts[&other].is_removed);
+    }
+}
+
 /// Who votes alone leads at once. If it forgets that, it leads in the same term again, with other entries.
 #[test]
 fn a_learner_hears_nothing_of_a_term_that_is_not_durable() {

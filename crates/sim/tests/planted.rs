@@ -44,7 +44,7 @@ found! {
     a_new_leader_ends_the_leases_of_the_living: Planted::Inside(Bug::FreeTheLiving), "E1", 2;
     a_late_clean_up_frees_what_a_retry_holds: Planted::Inside(Bug::LeaveAnybody), "K3/K4", 2;
     a_put_ends_a_holders_place: Planted::Inside(Bug::PutEndsPlace), "K", 8;
-    a_renewal_does_not_wait_for_an_expiry: Planted::Inside(Bug::RenewTheExpiring), "E1", 9;
+    a_renewal_does_not_wait_for_an_expiry: Planted::Inside(Bug::RenewTheExpiring), "E1", 214;
     an_empty_append_is_acknowledged_early: Planted::AcknowledgeEmpty, "", 37;
     a_member_with_an_empty_disk_is_taken_for_itself: Planted::WelcomeStrangers, "", 343;
     a_waiter_whose_turn_was_skipped_is_forgotten: Planted::Inside(Bug::ForgetWaiters), "L8", 34;
