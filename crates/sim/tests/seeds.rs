@@ -4,8 +4,20 @@ use tenure_sim::{Report, Setting, TIMELINE_LINES, explain};
 
 /// Seeds that have found something, see `docs/found-by-simulation.md`. What a seed does changes with the traffic and
 /// the plan; what it found has a test of its own where the bug was, and is planted in `planted.rs`.
-const REGRESSIONS: [u64; 12] =
-    [188, 549, 1061, 2030, 9_000_008, 40_005_609, 40_012_075, 60_011_290, 110_008_351, 120_000_474, 120_001_830, 130_004_088];
+const REGRESSIONS: [u64; 12] = [
+    188,
+    549,
+    1061,
+    2030,
+    9_000_008,
+    40_005_609,
+    40_012_075,
+    60_011_290,
+    110_008_351,
+    120_000_474,
+    120_001_830,
+    130_004_088,
+];
 
 fn run(seeds: impl IntoIterator<Item = u64>) -> Report {
     let mut total = Report::default();
