@@ -200,7 +200,7 @@ async fn a_holder_shows_signatures_that_are_good_for_as_long_as_it_holds() {
     let key = signing_key(directory.path());
     let server = Server::start_with(&directory.path().join("data"), &["--signing-key", &key]);
     let client = Client::connect(&server.address).await.unwrap();
-    let cluster = format!("{:016x}", client.describe_lock("a").await.unwrap().header.cluster);
+    let cluster = format!("{:x}", client.describe_lock("a").await.unwrap().header.cluster);
     let store = Store::start(&directory.path().join("store"), &["--signing-key", &key, "--cluster", &cluster]);
     let write = |name: &str, token: i64, signature: &str| {
         let token = json!({"key": name, "value": token, "signature": signature});

@@ -390,7 +390,7 @@ async fn a_cluster_with_a_key_signs_its_grants() {
     let lease = lease(&mut client, "ada").await;
     let held = lock(&mut client, ask("jobs", lease)).await;
     let keyring = tenure_fence::read_keyring(&file).unwrap();
-    let cluster = format!("{:016x}", held.header.unwrap().cluster_id);
+    let cluster = format!("{:x}", held.header.unwrap().cluster_id);
     let claim = keyring.open(&held.signature).unwrap();
     assert_eq!((claim.cluster(), claim.key().as_str(), claim.holder()), (cluster.as_str(), "jobs", "ada"));
     assert_eq!(claim.token().get(), held.fencing_token as u64);

@@ -32,9 +32,9 @@ pub async fn sign_again(shared: &Shared, asked: SignRequest) -> Result<SignRespo
     Ok(SignResponse { header, signature: sign(keyring, &grant) })
 }
 
-/// The cluster as a signature names it; a storage that verifies is told the same text.
+/// The cluster as a signature names it; a storage that verifies is told the same text, as `tenure status` shows it.
 pub fn cluster_text(cluster: u64) -> String {
-    format!("{cluster:016x}")
+    format!("{cluster:x}")
 }
 
 /// What is granted to whom.
@@ -62,5 +62,14 @@ pub fn sign(keyring: &Keyring, grant: &Grant<'_>) -> String {
     match Claim::new(&cluster_text(grant.cluster), key, token, &holder, expires_at_ms) {
         Ok(claim) => keyring.sign(&claim),
         Err(_) => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    /// What `tenure status` shows is what a storage is told; a leading zero made them differ.
+    #[test]
+    fn a_cluster_is_named_as_its_status_names_it() {
+        assert_eq!(super::cluster_text(0x010c_f9eb_b405_7024), "10cf9ebb4057024");
     }
 }
