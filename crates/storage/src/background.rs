@@ -4,6 +4,7 @@
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use crate::disk::Disk;
 
@@ -17,12 +18,15 @@ pub(crate) struct Background<D: Disk> {
 pub(crate) struct Jobs {
     state: Mutex<State>,
     ended: Condvar,
+    hurry: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
     running: usize,
     cancelled: bool,
+    /// Somebody waits for the jobs.
+    hurried: bool,
 }
 
 impl<D: Disk> Background<D> {
@@ -40,9 +44,12 @@ impl<D: Disk> Background<D> {
     /// Waits until nothing runs.
     pub(crate) fn wait(&self) {
         let mut state = self.jobs.lock();
+        state.hurried = true;
+        self.jobs.hurry.notify_all();
         while state.running > 0 {
             state = self.jobs.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+        state.hurried = false;
     }
 }
 
@@ -54,8 +61,14 @@ impl<D: Disk> Drop for Background<D> {
 }
 
 impl Jobs {
-    pub(crate) fn cancelled(&self) -> bool {
-        self.lock().cancelled
+    /// Rests for as long as nobody waits; true if the work is to end.
+    pub(crate) fn rest(&self, time: Duration) -> bool {
+        let state = self.lock();
+        if time.is_zero() {
+            return state.cancelled;
+        }
+        let rested = self.hurry.wait_timeout_while(state, time, |state| !state.hurried && !state.cancelled);
+        rested.unwrap_or_else(PoisonError::into_inner).0.cancelled
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -69,5 +82,21 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.0.lock().running -= 1;
         self.0.ended.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::OsDisk;
+
+    #[test]
+    fn nobody_waits_for_work_that_rests() {
+        let background = Background::new(OsDisk::default());
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let work = move |jobs: &Jobs| sender.send(jobs.rest(Duration::from_secs(3600))).expect("somebody listens");
+        background.start(work).unwrap();
+        background.wait();
+        assert!(!receiver.recv().unwrap(), "it was hurried, not cancelled");
     }
 }

@@ -6,6 +6,7 @@
 
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 /// A disk: names, and what does not belong to one open file. A clone is a handle to the same disk.
 pub trait Disk: Clone + Send + Sync + 'static {
@@ -36,6 +37,10 @@ pub trait Disk: Clone + Send + Sync + 'static {
     fn lock(&self, file: &Path) -> io::Result<Option<Self::Lock>>;
     /// How much may still be written.
     fn free_bytes(&self, directory: &Path) -> io::Result<u64>;
+    /// How long work in the background rests between two pieces, so that others come to their turn at the disk.
+    fn rest(&self) -> Duration {
+        Duration::ZERO
+    }
     /// Runs work that must not hold up its caller; a simulated disk runs it on the spot.
     fn background(&self, work: Box<dyn FnOnce() + Send>) -> io::Result<()>;
 }

@@ -332,7 +332,7 @@ impl<D: Disk> Log<D> {
         let sequence = self.used.back().map_or(1, |segment| segment.sequence + 1);
         let slot = Arc::clone(&self.next_segment);
         let started = self.background.start(move |jobs| {
-            let prepared = segment::prepare(&disk, &directory, sequence, segment_bytes, || jobs.cancelled());
+            let prepared = segment::prepare(&disk, &directory, sequence, segment_bytes, || jobs.rest(disk.rest()));
             *lock(&slot) = match prepared {
                 Ok(Some(prepared)) => NextSegment::Ready(prepared),
                 Ok(None) => NextSegment::None,

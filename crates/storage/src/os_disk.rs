@@ -9,11 +9,15 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock, statvfs};
 use rustix::io::Errno;
 
 use crate::disk::{Disk, DiskFile, Found};
+
+/// About as long as a piece takes, so that half of the disk is left to others.
+const REST: Duration = Duration::from_millis(1);
 
 /// How a batch becomes durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -133,6 +137,10 @@ impl Disk for OsDisk {
     fn free_bytes(&self, directory: &Path) -> io::Result<u64> {
         let status = statvfs(directory)?;
         Ok(status.f_bavail.saturating_mul(status.f_frsize))
+    }
+
+    fn rest(&self) -> Duration {
+        REST
     }
 
     fn background(&self, work: Box<dyn FnOnce() + Send>) -> io::Result<()> {

@@ -19,9 +19,8 @@ pub(crate) const SEGMENT_HEADER_BYTES: usize = SECTOR_BYTES;
 
 const MAGIC: &[u8; 8] = b"TENURLOG";
 const FIELDS_BYTES: usize = 8 + 4 + 4 + 8 + 16 + 8;
-const SLICE_BYTES: usize = 1 << 20;
-/// Little enough in flight that the log's own syncs are not held up by the zeroes.
-const SLICES_BETWEEN_SYNCS: u64 = 4;
+/// Each is synced: so little is in flight that the log's own syncs are not held up for long by the zeroes.
+const SLICE_BYTES: usize = 256 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SegmentHeader {
@@ -88,7 +87,7 @@ pub(crate) struct Prepared<F> {
     pub bytes: u64,
 }
 
-/// Writes the zeroes. `cancelled` is asked between slices; `None` if it said yes.
+/// Writes the zeroes. `cancelled` is asked between slices, and may take its time; `None` if it said yes.
 pub(crate) fn prepare<D: Disk>(
     disk: &D,
     directory: &Path,
@@ -103,21 +102,18 @@ pub(crate) fn prepare<D: Disk>(
         let mut file = disk.create(&temporary)?;
         let zeroes = vec![0; SLICE_BYTES.min(bytes as usize)];
         let mut offset = 0;
-        for slice in 1.. {
+        loop {
             if cancelled() {
                 return Ok(false);
             }
             let length = (bytes - offset).min(zeroes.len() as u64);
             file.write_at(&zeroes[..length as usize], offset)?;
             offset += length;
+            file.sync_data()?;
             if offset == bytes {
                 break;
             }
-            if slice % SLICES_BETWEEN_SYNCS == 0 {
-                file.sync_data()?;
-            }
         }
-        file.sync_data()?;
         disk.rename(&temporary, &path)?;
         disk.sync_directory(directory)?;
         Ok(true)
