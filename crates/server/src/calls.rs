@@ -137,7 +137,8 @@ impl Mailbox {
         is_there
     }
 
-    fn bring_all(&self, inputs: &mut Vec<Input>) -> bool {
+    /// As [`Mailbox::bring`], with all of these; leaves none.
+    pub(crate) fn bring_all(&self, inputs: &mut Vec<Input>) -> bool {
         let is_there = self.turns.bring_all(inputs);
         self.ask_for_turn();
         is_there

@@ -25,7 +25,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::calls::{Mail, Mailbox};
 use crate::log::{Durable, LogThread, LogTurn, LogWork, SharedLog};
 use crate::member::Member;
-use crate::peer::outbox::{Outbox, SnapshotOrder};
+use crate::peer::outbox::{Outbox, SnapshotOrder, Touched};
 
 /// Inputs taken into one step at most, so that answers are never far from their requests.
 const STEP_LIMIT: usize = 4096;
@@ -76,6 +76,7 @@ impl Driver {
             outputs: Vec::new(),
             persists: Vec::new(),
             messages: Vec::new(),
+            touched: Touched::default(),
             is_removed: false,
             outbox: outbox.clone(),
             log: log_sender.clone(),
@@ -257,7 +258,10 @@ impl Turns {
         // The log is reserved before the replica is given away, so that it is written in order.
         let here = owner.hand_on(&shared.log, writes);
         let is_removed = owner.is_removed;
+        let touched = std::mem::take(&mut owner.touched);
         drop(owner);
+        // Before anything is written here, so that others write it at the same time.
+        touched.flush();
         if wake_ms < shared.planned_ms.load(Ordering::SeqCst) {
             self.wake_timekeeper();
         }
@@ -347,6 +351,8 @@ struct Owner {
     outputs: Vec<Output>,
     persists: Vec<Persist>,
     messages: Vec<(MemberId, Bytes)>,
+    /// The queues of peers that the last step has put something into.
+    touched: Touched,
     /// The member ends once all that came out before is done.
     is_removed: bool,
     outbox: Outbox,
@@ -443,7 +449,7 @@ impl Owner {
     fn deliver(&mut self) {
         *lock(&self.status) = self.replica.status();
         if !self.messages.is_empty() {
-            self.outbox.send(self.messages.drain(..));
+            self.touched = self.outbox.put(self.messages.drain(..));
         }
         for (sender, mail) in &mut self.mail {
             if !mail.is_empty() {
@@ -472,8 +478,10 @@ mod tests {
         let mut members = outbox.watch_members();
         let members = members.wait_for(|members| members.len() == 3).await.unwrap().clone();
         for member in members.iter().filter(|member| member.id != own) {
-            let asked = outbox.queue(member.id).unwrap().next_batch().await;
-            assert!(!asked.is_empty());
+            let queue = outbox.queue(member.id).unwrap();
+            while queue.take_batch().is_empty() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
         }
         tokio::task::spawn_blocking(move || driver.stop()).await.unwrap();
         // The directory is free again.

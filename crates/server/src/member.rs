@@ -225,6 +225,10 @@ impl Host for Member {
         let _ = self.mailbox.bring(input);
     }
 
+    fn deliver_all(&self, inputs: &mut Vec<Input>) {
+        let _ = self.mailbox.bring_all(inputs);
+    }
+
     fn status(&self) -> Status {
         Member::status(self)
     }

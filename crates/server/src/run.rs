@@ -159,7 +159,7 @@ async fn live(
         let ((member, distribute), settings, orders) = take(&peer_port);
         tokio::spawn(distribute);
         let port = PeerPort::open(settings, member, orders);
-        move |_, _| port.connection()
+        move |_, open| port.connection(Some(open))
     };
     let peers = Network::start(&config, metrics.clone(), "peers", vec![metrics.peers().clone()], serve_peers)?;
 

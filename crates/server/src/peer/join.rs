@@ -10,8 +10,7 @@ use tonic::Code;
 
 use super::greeting::directory_bytes;
 use super::listing::url_of;
-use super::stream::said;
-use super::{GREETING_TIMEOUT, connect};
+use super::{GREETING_TIMEOUT, connect, said};
 use crate::config::Config;
 
 /// So many members may name another one as the leader.

@@ -1,11 +1,11 @@
 //! How members reach each other: raft's messages, snapshots, and those who join and leave.
 //!
-//! All of it runs on one thread of its own, beside the network threads that serve clients. A turn at the
-//! replica only puts its messages into the [`outbox`], a bounded queue for each peer, and never waits; whatever
-//! does not fit, or finds nobody there, is dropped, because raft repeats what matters. From there one task for each peer ([`stream`])
-//! sends them on one stream, in batches, and comes back with a pause when the connection is lost. What other
-//! members send arrives at the [`service`] on the peer port and goes to the replica as it is: only replicas know
-//! what is in a message.
+//! It has one thread of its own, beside the network threads that serve clients. A turn at the replica puts its messages
+//! into the [`outbox`], a bounded queue for each peer, and its thread writes them to the peers' connections as it leaves, in
+//! batches, as far as those take them; it never waits. Whatever does not fit, or finds nobody there, is dropped, because raft
+//! repeats what matters. One task for each peer ([`stream`]) opens the connection, writes what it did not take at once, and
+//! comes back with a pause when it is lost. What other members send arrives in [`frame`]s at the [`service`] on the peer port
+//! and goes to the replica as it is: only replicas know what is in a message.
 //!
 //! Snapshots travel apart ([`send_snapshot`], [`receive_snapshot`]), on connections of their own, so that
 //! gigabytes never hold up a heartbeat; they go on where they were cut.
@@ -15,6 +15,7 @@
 
 mod admission;
 pub(crate) mod counters;
+mod frame;
 mod greeting;
 pub(crate) mod join;
 pub(crate) mod leave;
@@ -44,10 +45,16 @@ pub(crate) const GREETING_TIMEOUT: Duration = Duration::from_secs(3);
 /// without a word must not keep messages waiting in its buffers.
 const PING_INTERVAL: Duration = Duration::from_secs(2);
 const PING_TIMEOUT: Duration = Duration::from_secs(4);
+/// Whoever takes messages says so often that it is alive, and is given up after such a silence.
+const SIGN_OF_LIFE: Duration = PING_INTERVAL;
+const SILENCE: Duration = PING_INTERVAL.saturating_add(PING_TIMEOUT);
 
 /// What the transport asks of the member that it carries messages for.
 pub(crate) trait Host: Clone + Send + Sync + 'static {
     fn deliver(&self, input: Input);
+
+    /// All that came together, in order; leaves none.
+    fn deliver_all(&self, inputs: &mut Vec<Input>);
 
     fn status(&self) -> Status;
 
@@ -79,4 +86,12 @@ fn why(error: &dyn std::error::Error) -> String {
         cause = deeper;
     }
     cause.to_string()
+}
+
+/// What a status says, for people.
+fn said(status: &tonic::Status) -> String {
+    match status.message() {
+        "" => format!("{:?}", status.code()),
+        text => text.to_owned(),
+    }
 }

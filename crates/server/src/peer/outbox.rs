@@ -1,14 +1,20 @@
-//! What the replica has for its peers: filled by whoever has the turn, emptied by the peers' thread.
+//! What the replica has for its peers: filled by whoever has the turn, and written to the peers' connections by the same
+//! thread, as far as they take it. The peers' thread sees to the rest.
 
 use std::collections::{HashMap, VecDeque};
+use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes, BytesMut};
+use smallvec::SmallVec;
+use tenure_api::tenure::peer::v1::MessagesRequest;
 use tenure_machine::{Member, MemberId};
+use tokio::net::tcp::OwnedWriteHalf;
 use tokio::sync::{Notify, mpsc, watch};
 
 use super::counters::PeerCounters;
+use super::frame;
 use crate::limits;
 
 /// An order to send the saved snapshot `index` to a peer.
@@ -42,10 +48,20 @@ impl Outbox {
         (Outbox(Arc::new(Shared { own, message_bytes, queues, members, snapshots, counters })), orders)
     }
 
-    /// Puts messages into their peers' queues. Those to unknown members are dropped.
+    /// Puts messages into their peers' queues and sends them on their way.
     pub(crate) fn send(&self, messages: impl IntoIterator<Item = (MemberId, Bytes)>) {
+        self.put(messages).flush();
+    }
+
+    /// Puts messages into their peers' queues, in order. Those to unknown members are dropped. Whoever does this must
+    /// flush what it touched; that may wait until others can go on.
+    pub(crate) fn put(&self, messages: impl IntoIterator<Item = (MemberId, Bytes)>) -> Touched {
+        let mut messages = messages.into_iter().peekable();
+        let mut touched = Touched::default();
+        if messages.peek().is_none() {
+            return touched;
+        }
         let queues = lock(&self.0.queues);
-        let mut touched: Vec<&Arc<Queue>> = Vec::new();
         for (to, message) in messages {
             if message.len() > self.0.message_bytes {
                 tracing::error!(to = format!("{to:x}"), bytes = message.len(), "a message is too long for any peer");
@@ -53,12 +69,9 @@ impl Outbox {
             }
             let Some(queue) = queues.get(&to) else { continue };
             self.note_dropped(queue.push(message));
-            if !touched.iter().any(|known| Arc::ptr_eq(known, queue)) {
-                touched.push(queue);
-            }
+            touched.add(queue);
         }
-        // One wake for all that a step has for a peer.
-        touched.into_iter().for_each(|queue| queue.filled.notify_one());
+        touched
     }
 
     pub(crate) fn send_snapshot(&self, order: SnapshotOrder) {
@@ -75,7 +88,7 @@ impl Outbox {
         let mut queues = lock(&self.0.queues);
         queues.retain(|id, _| members.iter().any(|member| member.id == *id));
         for member in members.iter().filter(|member| member.id != self.0.own) {
-            queues.entry(member.id).or_insert_with(|| Arc::new(Queue::default()));
+            queues.entry(member.id).or_insert_with(|| Arc::new(Queue::new(self.0.counters.clone())));
         }
         drop(queues);
         self.0.members.send_replace(members.into());
@@ -109,11 +122,34 @@ impl Outbox {
     }
 }
 
-/// Messages that wait for one peer. Bounded: when it is full the oldest go, because newer ones say what they said.
+/// The queues that something was put into.
 #[derive(Default)]
+pub(crate) struct Touched(SmallVec<[Arc<Queue>; 2]>);
+
+impl Touched {
+    fn add(&mut self, queue: &Arc<Queue>) {
+        if !self.0.iter().any(|known| Arc::ptr_eq(known, queue)) {
+            self.0.push(queue.clone());
+        }
+    }
+
+    /// Writes what waits to the connections, as far as they take it; never waits for one.
+    pub(crate) fn flush(self) {
+        for queue in self.0 {
+            if queue.flush() == Flushed::InPart {
+                queue.is_stalled.notify_one();
+            }
+        }
+    }
+}
+
+/// Messages that wait for one peer. Bounded: when it is full the oldest go, because newer ones say what they said.
 pub(crate) struct Queue {
     waiting: Mutex<Waiting>,
-    filled: Notify,
+    wire: Mutex<Option<Wire>>,
+    /// The connection does not take all that there is: the peers' thread is to wait until it does.
+    is_stalled: Notify,
+    counters: Arc<PeerCounters>,
 }
 
 #[derive(Default)]
@@ -122,7 +158,67 @@ struct Waiting {
     bytes: usize,
 }
 
+/// A connection that takes frames.
+struct Wire {
+    socket: Arc<OwnedWriteHalf>,
+    /// Frames, from the first byte on that it has not taken.
+    outgoing: BytesMut,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Flushed {
+    Wholly,
+    /// The connection takes no more for now.
+    InPart,
+}
+
 impl Queue {
+    fn new(counters: Arc<PeerCounters>) -> Queue {
+        Queue { waiting: Mutex::default(), wire: Mutex::default(), is_stalled: Notify::new(), counters }
+    }
+
+    /// What waits goes to this connection from now on, for as long as the guard is kept.
+    pub(crate) fn attach(&self, socket: Arc<OwnedWriteHalf>) -> Attached<'_> {
+        *lock(&self.wire) = Some(Wire { socket, outgoing: BytesMut::new() });
+        Attached(self)
+    }
+
+    /// Resolves when something waits that the connection did not take.
+    pub(crate) async fn stalled(&self) {
+        self.is_stalled.notified().await;
+    }
+
+    /// Writes what waits. One thread at a time, so that messages leave in the order in which they were put.
+    pub(crate) fn flush(&self) -> Flushed {
+        let mut attached = lock(&self.wire);
+        let Some(wire) = &mut *attached else { return Flushed::Wholly };
+        loop {
+            if wire.outgoing.is_empty() {
+                let messages = self.take_batch();
+                if messages.is_empty() {
+                    return Flushed::Wholly;
+                }
+                self.count(&messages);
+                frame::put(&MessagesRequest { hello: None, messages }, &mut wire.outgoing);
+            }
+            match wire.socket.try_write(&wire.outgoing) {
+                Ok(written) => wire.outgoing.advance(written),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Flushed::InPart,
+                Err(_) => {
+                    // Whoever reads from it hears why.
+                    *attached = None;
+                    return Flushed::Wholly;
+                }
+            }
+        }
+    }
+
+    fn count(&self, messages: &[Bytes]) {
+        self.counters.messages_sent.fetch_add(messages.len() as u64, Ordering::Relaxed);
+        let bytes = messages.iter().map(|message| message.len() as u64).sum();
+        self.counters.bytes_sent.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     /// Gives how many had to go for it.
     fn push(&self, message: Bytes) -> u64 {
         let mut dropped = 0;
@@ -139,18 +235,8 @@ impl Queue {
         dropped
     }
 
-    /// The next batch: at least one message, and as many as fit. Waits for the first.
-    pub(crate) async fn next_batch(&self) -> Vec<Bytes> {
-        loop {
-            let batch = self.take_batch();
-            if !batch.is_empty() {
-                return batch;
-            }
-            self.filled.notified().await;
-        }
-    }
-
-    fn take_batch(&self) -> Vec<Bytes> {
+    /// The next batch: as many messages as fit, and at least one if there is any.
+    pub(crate) fn take_batch(&self) -> Vec<Bytes> {
         let mut waiting = lock(&self.waiting);
         let mut batch = Vec::new();
         let mut bytes = 0;
@@ -172,6 +258,15 @@ impl Queue {
         waiting.messages.clear();
         waiting.bytes = 0;
         dropped
+    }
+}
+
+/// A connection that is in use.
+pub(crate) struct Attached<'a>(&'a Queue);
+
+impl Drop for Attached<'_> {
+    fn drop(&mut self) {
+        *lock(&self.0.wire) = None;
     }
 }
 

@@ -11,12 +11,13 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tonic::codegen::{BoxFuture, Service};
 
-use super::Host;
 use super::greeting::Greeter;
 use super::outbox::{Outbox, SnapshotOrder};
 use super::receive_snapshot::Arrivals;
 use super::service::{Incoming, PeerService};
 use super::transport::Transport;
+use super::{Host, frame};
+use crate::listen::OpenConnection;
 
 pub(crate) struct PeerPortSettings {
     pub(crate) identity: Identity,
@@ -29,6 +30,7 @@ pub(crate) struct PeerPortSettings {
 
 /// Sends to all peers, and serves what they send. Dropping it ends both.
 pub(crate) struct PeerPort<H: Host> {
+    service: PeerService<H>,
     server: PeerServer<PeerService<H>>,
     transport: JoinHandle<()>,
 }
@@ -45,12 +47,12 @@ impl<H: Host> PeerPort<H> {
         let arrivals = Arc::new(Arrivals::new(snapshots.clone()));
         let incoming = Arc::new(Incoming::new(arrivals.clone()));
         let transport = Transport::new(greeter.clone(), snapshots, orders, incoming.clone());
-        let server = PeerService::new(greeter, arrivals, incoming).server(message_bytes);
-        PeerPort { server, transport: tokio::spawn(transport.run()) }
+        let service = PeerService::new(greeter, arrivals, incoming, message_bytes);
+        PeerPort { server: service.clone().server(), service, transport: tokio::spawn(transport.run()) }
     }
 
-    pub(crate) fn connection(&self) -> PeerConnection<H> {
-        PeerConnection { server: self.server.clone() }
+    pub(crate) fn connection(&self, open: Option<OpenConnection>) -> PeerConnection<H> {
+        PeerConnection { service: self.service.clone(), server: self.server.clone(), open }
     }
 }
 
@@ -62,7 +64,9 @@ impl<H: Host> Drop for PeerPort<H> {
 
 /// What serves one connection.
 pub(crate) struct PeerConnection<H: Host> {
+    service: PeerService<H>,
     server: PeerServer<PeerService<H>>,
+    open: Option<OpenConnection>,
 }
 
 impl<H: Host> hyper::service::Service<Request<Body>> for PeerConnection<H> {
@@ -71,6 +75,9 @@ impl<H: Host> hyper::service::Service<Request<Body>> for PeerConnection<H> {
     type Future = BoxFuture<Self::Response, Infallible>;
 
     fn call(&self, request: Request<Body>) -> Self::Future {
+        if request.uri().path() == frame::PATH {
+            return Box::pin(std::future::ready(Ok(self.service.switch(request, self.open.clone()))));
+        }
         self.server.clone().call(request)
     }
 }

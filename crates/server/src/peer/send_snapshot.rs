@@ -17,8 +17,7 @@ use tonic::{Status, Streaming};
 
 use super::greeting::{Greeter, Unwelcome};
 use super::outbox::SnapshotOrder;
-use super::stream::said;
-use super::{GREETING_TIMEOUT, Host, connect};
+use super::{GREETING_TIMEOUT, Host, connect, said};
 use crate::limits::PEER_CHUNK_BYTES;
 
 /// Tries within one order; raft orders again later.

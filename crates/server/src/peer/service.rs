@@ -1,9 +1,16 @@
 //! What other members call: the peer port.
 
 use std::collections::HashMap;
+use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use bytes::BytesMut;
+use http::header::{CONNECTION, HeaderValue, UPGRADE};
+use http::{Request as HttpRequest, Response as HttpResponse, StatusCode};
+use hyper::upgrade::{OnUpgrade, Upgraded};
+use hyper_util::rt::TokioIo;
+use prost::Message;
 use tenure_api::tenure::peer::v1::messages_response::Answer as MessagesAnswer;
 use tenure_api::tenure::peer::v1::peer_server::{Peer, PeerServer};
 use tenure_api::tenure::peer::v1::snapshot_request::Part;
@@ -14,15 +21,18 @@ use tenure_api::tenure::peer::v1::{
 };
 use tenure_machine::MemberId;
 use tenure_replica::Input;
+use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::admission::Admission;
+use super::frame::{self, Frames};
 use super::greeting::Greeter;
 use super::receive_snapshot::Arrivals;
-use super::{GREETING_TIMEOUT, Host};
+use super::{GREETING_TIMEOUT, Host, SIGN_OF_LIFE};
+use crate::listen::OpenConnection;
 
 const REFUSALS_REMEMBERED: usize = 64;
 
@@ -34,16 +44,77 @@ pub(crate) struct PeerService<H> {
     arrivals: Arc<Arrivals>,
     incoming: Arc<Incoming>,
     refusals: Arc<Refusals>,
+    /// The longest batch of messages that is read.
+    message_bytes: usize,
 }
 
 impl<H: Host> PeerService<H> {
-    pub(crate) fn new(greeter: Greeter<H>, arrivals: Arc<Arrivals>, incoming: Arc<Incoming>) -> PeerService<H> {
+    pub(crate) fn new(
+        greeter: Greeter<H>,
+        arrivals: Arc<Arrivals>,
+        incoming: Arc<Incoming>,
+        message_bytes: usize,
+    ) -> PeerService<H> {
         let admission = Admission::new(greeter.clone());
-        PeerService { greeter, admission, arrivals, incoming, refusals: Arc::default() }
+        PeerService { greeter, admission, arrivals, incoming, refusals: Arc::default(), message_bytes }
     }
 
-    pub(crate) fn server(self, message_bytes: usize) -> PeerServer<PeerService<H>> {
+    /// All that is called by gRPC.
+    pub(crate) fn server(self) -> PeerServer<PeerService<H>> {
+        let message_bytes = self.message_bytes;
         PeerServer::new(self).max_decoding_message_size(message_bytes)
+    }
+
+    /// A connection that is to carry messages: the answer with which it becomes that. `open` is kept until it ends.
+    pub(crate) fn switch<B, C: Default>(
+        &self,
+        mut request: HttpRequest<B>,
+        open: Option<OpenConnection>,
+    ) -> HttpResponse<C> {
+        let mut response = HttpResponse::new(C::default());
+        let is_asked = request.headers().get(UPGRADE).is_some_and(|protocol| protocol == frame::PROTOCOL);
+        *response.status_mut() = if is_asked { StatusCode::SWITCHING_PROTOCOLS } else { StatusCode::UPGRADE_REQUIRED };
+        response.headers_mut().insert(UPGRADE, HeaderValue::from_static(frame::PROTOCOL));
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        if is_asked {
+            let (service, upgrade) = (self.clone(), hyper::upgrade::on(&mut request));
+            tokio::spawn(async move {
+                service.messages(upgrade).await;
+                drop(open);
+            });
+        }
+        response
+    }
+
+    /// The messages of a peer: a greeting and its answer, then whatever comes.
+    async fn messages(&self, upgrade: OnUpgrade) {
+        let greeted = tokio::time::timeout(GREETING_TIMEOUT, async {
+            let mut frames = Frames::new(TokioIo::new(upgrade.await.ok()?), self.message_bytes);
+            let first = frames.next().await.ok()??;
+            Some((frames, MessagesRequest::decode(first).ok()?.hello?))
+        });
+        // Whoever does not greet is left without a word.
+        let Ok(Some((mut frames, hello))) = greeted.await else { return };
+        let received = self.greeter.receive(&hello).await;
+        let answer = match &received {
+            Ok(welcome) => MessagesAnswer::Welcome(welcome.clone()),
+            Err(refusal) => {
+                self.refused(&hello, &refusal.text);
+                MessagesAnswer::Refusal(refusal.clone())
+            }
+        };
+        let mut bytes = BytesMut::new();
+        frame::put(&MessagesResponse { answer: Some(answer) }, &mut bytes);
+        if frames.stream().write_all(&bytes).await.is_err() || received.is_err() {
+            return;
+        }
+        let (from, greeter) = (hello.from, self.greeter.clone());
+        let reading = tokio::spawn(async move {
+            let Err(error) = read_messages(frames, from, &greeter).await else { return };
+            // The stream in the other direction tells of a peer that is lost.
+            tracing::debug!(from = format!("{from:x}"), "a peer's stream ended: {error}");
+        });
+        self.incoming.replace(Kind::Messages, from, reading).await;
     }
 
     fn refused(&self, hello: &Hello, text: &str) {
@@ -64,38 +135,6 @@ impl<H: Host> PeerService<H> {
 
 #[tonic::async_trait]
 impl<H: Host> Peer for PeerService<H> {
-    type MessagesStream = ReceiverStream<Result<MessagesResponse, Status>>;
-
-    async fn messages(
-        &self,
-        request: Request<Streaming<MessagesRequest>>,
-    ) -> Result<Response<Self::MessagesStream>, Status> {
-        let mut requests = request.into_inner();
-        let hello = Self::first(&mut requests).await?.hello.ok_or_else(no_hello)?;
-        let (answers, stream) = mpsc::channel(2);
-        let answer = match self.greeter.receive(&hello).await {
-            Ok(welcome) => {
-                let (from, greeter) = (hello.from, self.greeter.clone());
-                let reading = answers.clone();
-                let task = tokio::spawn(async move {
-                    if let Err(status) = read_messages(requests, from, &greeter).await {
-                        // The stream in the other direction tells of a peer that is lost.
-                        tracing::debug!(from = format!("{from:x}"), "a peer's stream ended: {}", status.message());
-                        let _ = reading.send(Err(status)).await;
-                    }
-                });
-                self.incoming.replace(Kind::Messages, from, task).await;
-                MessagesAnswer::Welcome(welcome)
-            }
-            Err(refusal) => {
-                self.refused(&hello, &refusal.text);
-                MessagesAnswer::Refusal(refusal)
-            }
-        };
-        let _ = answers.try_send(Ok(MessagesResponse { answer: Some(answer) }));
-        Ok(Response::new(ReceiverStream::new(stream)))
-    }
-
     type SnapshotStream = ReceiverStream<Result<SnapshotResponse, Status>>;
 
     async fn snapshot(
@@ -143,19 +182,34 @@ impl<H: Host> Peer for PeerService<H> {
 }
 
 async fn read_messages<H: Host>(
-    mut requests: Streaming<MessagesRequest>,
+    mut frames: Frames<TokioIo<Upgraded>>,
     from: MemberId,
     greeter: &Greeter<H>,
-) -> Result<(), Status> {
+) -> io::Result<()> {
     let counters = greeter.outbox.counters();
-    while let Some(request) = requests.message().await? {
-        counters.messages_received.fetch_add(request.messages.len() as u64, Relaxed);
-        counters.bytes_received.fetch_add(request.messages.iter().map(|message| message.len() as u64).sum(), Relaxed);
-        for message in request.messages {
-            greeter.host.deliver(Input::Message { from, message });
+    let mut sign_of_life = tokio::time::interval(SIGN_OF_LIFE);
+    let mut inputs = Vec::new();
+    loop {
+        while let Some(frame) = frames.take()? {
+            let messages = MessagesRequest::decode(frame)?.messages;
+            counters.messages_received.fetch_add(messages.len() as u64, Relaxed);
+            counters.bytes_received.fetch_add(messages.iter().map(|message| message.len() as u64).sum(), Relaxed);
+            inputs.extend(messages.into_iter().map(|message| Input::Message { from, message }));
+        }
+        if !inputs.is_empty() {
+            greeter.host.deliver_all(&mut inputs);
+        }
+        tokio::select! {
+            filled = frames.fill() => if !filled? {
+                return Ok(());
+            },
+            _ = sign_of_life.tick() => {
+                let mut alive = BytesMut::new();
+                frame::put(&MessagesResponse::default(), &mut alive);
+                frames.stream().write_all(&alive).await?;
+            }
         }
     }
-    Ok(())
 }
 
 fn no_hello() -> Status {

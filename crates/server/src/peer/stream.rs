@@ -1,25 +1,29 @@
 //! The messages to one peer: one stream, kept open for as long as the peer belongs to the cluster.
 
+use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::BytesMut;
+use prost::Message;
 use tenure_api::tenure::peer::v1::messages_response::Answer;
-use tenure_api::tenure::peer::v1::peer_client::PeerClient;
-use tenure_api::tenure::peer::v1::{Hello, MessagesRequest, MessagesResponse};
+use tenure_api::tenure::peer::v1::{MessagesRequest, MessagesResponse};
 use tenure_machine::MemberId;
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Status, Streaming};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
+use super::frame::{self, Frames};
 use super::greeting::{Greeter, Unwelcome};
-use super::outbox::Queue;
-use super::{GREETING_TIMEOUT, Host, connect, why};
+use super::listing::address_of;
+use super::outbox::{Flushed, Queue};
+use super::{GREETING_TIMEOUT, Host, SILENCE};
 use crate::member::random_u64;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// The longest answer to a greeting.
+const ANSWER_BYTES: usize = 64 << 10;
 
 /// Sends what is in a peer's queue.
 pub(crate) struct MessageStream<H> {
@@ -61,11 +65,11 @@ impl<H: Host> MessageStream<H> {
         for url in self.urls.iter().cycle() {
             let mut was_welcome = false;
             let ended = match self.open(url).await {
-                Ok((requests, answers)) => {
+                Ok((socket, answers)) => {
                     was_welcome = true;
                     told = Told::Connected;
                     tracing::info!(peer = self.name, id = format!("{:x}", self.to), url, "connected to a peer");
-                    self.send(requests, answers).await
+                    self.send(socket, answers).await
                 }
                 Err(ended) => {
                     self.greeter.outbox.clear(&self.queue);
@@ -82,56 +86,67 @@ impl<H: Host> MessageStream<H> {
         }
     }
 
-    async fn open(&self, url: &str) -> Result<(mpsc::Sender<MessagesRequest>, Streaming<MessagesResponse>), Ended> {
-        let channel = connect(url).await.map_err(Ended::Unreachable)?;
-        let (requests, stream) = mpsc::channel(1);
-        let hello: Hello = self.greeter.hello(self.to);
-        let first = MessagesRequest { hello: Some(hello), messages: Vec::new() };
-        requests.try_send(first).map_err(|_| Ended::Silent)?;
+    async fn open(&self, url: &str) -> Result<(OwnedWriteHalf, Frames<OwnedReadHalf>), Ended> {
+        let address = address_of(url).trim_end_matches('/');
+        let connecting = tokio::time::timeout(GREETING_TIMEOUT, TcpStream::connect(address)).await;
+        let stream = connecting.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+        let stream = stream.and_then(|stream| stream.set_nodelay(true).map(|()| stream));
+        let (received, mut socket) = stream.map_err(|error| Ended::Unreachable(error.to_string()))?.into_split();
+        let mut answers = Frames::new(received, ANSWER_BYTES);
+        let mut first = BytesMut::from(frame::request(address).as_bytes());
+        frame::put(&MessagesRequest { hello: Some(self.greeter.hello(self.to)), messages: Vec::new() }, &mut first);
         let greeted = tokio::time::timeout(GREETING_TIMEOUT, async {
-            let mut client = PeerClient::new(channel);
-            let mut answers = client.messages(ReceiverStream::new(stream)).await?.into_inner();
-            let answer = answers.message().await?;
-            Ok::<_, Status>((answers, answer))
+            socket.write_all(&first).await?;
+            Ok::<_, io::Error>((answers.switched().await?, answers.next().await?))
         });
-        let (answers, answer) = match greeted.await {
-            Ok(Ok(greeted)) => greeted,
-            Ok(Err(status)) => return Err(Ended::Lost(why_lost(&status))),
+        let answer = match greeted.await {
+            Ok(Ok((_, Some(answer)))) => answer,
+            Ok(Ok((line, None))) => return Err(Ended::Lost(format!("it does not speak to members: {line}"))),
+            Ok(Err(_)) => return Err(Ended::Lost(BROKEN.to_owned())),
             Err(_) => return Err(Ended::Silent),
         };
-        match answer.and_then(|answer| answer.answer) {
+        match MessagesResponse::decode(answer).ok().and_then(|answer| answer.answer) {
             Some(Answer::Welcome(welcome)) => self.greeter.accept(self.to, &welcome).await?,
             Some(Answer::Refusal(refusal)) => return Err(self.greeter.refused(self.to, refusal).into()),
             None => return Err(Unwelcome::Malformed.into()),
         }
-        Ok((requests, answers))
+        Ok((socket, answers))
     }
 
     /// Sends for as long as the other side takes it.
-    async fn send(&self, requests: mpsc::Sender<MessagesRequest>, mut answers: Streaming<MessagesResponse>) -> Ended {
-        let counters = self.greeter.outbox.counters();
-        let _connected = counters.connect();
+    async fn send(&self, socket: OwnedWriteHalf, mut answers: Frames<OwnedReadHalf>) -> Ended {
+        let socket = Arc::new(socket);
+        let _connected = self.greeter.outbox.counters().connect();
+        let _attached = self.queue.attach(socket.clone());
         let pour = async {
             loop {
-                let messages: Vec<Bytes> = self.queue.next_batch().await;
-                counters.messages_sent.fetch_add(messages.len() as u64, Relaxed);
-                counters.bytes_sent.fetch_add(messages.iter().map(|message| message.len() as u64).sum(), Relaxed);
-                if requests.send(MessagesRequest { hello: None, messages }).await.is_err() {
-                    // The other branch knows why.
-                    return std::future::pending::<Ended>().await;
+                match self.queue.flush() {
+                    Flushed::Wholly => self.queue.stalled().await,
+                    // If it breaks, the other branch knows why.
+                    Flushed::InPart => drop(socket.writable().await),
+                }
+            }
+        };
+        let listen = async {
+            loop {
+                match tokio::time::timeout(SILENCE, answers.next()).await {
+                    // It is alive.
+                    Ok(Ok(Some(_))) => {}
+                    Ok(Ok(None)) => return Ended::Lost("it has closed the connection".to_owned()),
+                    Ok(Err(_)) => return Ended::Lost(BROKEN.to_owned()),
+                    Err(_) => return Ended::Lost("it does not answer any more".to_owned()),
                 }
             }
         };
         tokio::select! {
-            ended = pour => ended,
-            answer = answers.message() => match answer {
-                Ok(Some(MessagesResponse { answer: Some(Answer::Refusal(refusal)) })) => self.greeter.refused(self.to, refusal).into(),
-                Ok(_) => Ended::Lost("it has closed the connection".to_owned()),
-                Err(status) => Ended::Lost(why_lost(&status)),
-            },
+            never = pour => never,
+            ended = listen => ended,
         }
     }
 }
+
+/// However it broke: a peer that was killed is no error of a protocol.
+const BROKEN: &str = "the connection broke";
 
 impl Told {
     /// Remembers how a stream ended; gives what is to be said of it, if that is something new. Of one that was never
@@ -155,22 +170,6 @@ impl Told {
 /// Between a half and the whole, so that members that lost each other at once do not all come back at once.
 fn jittered(pause: Duration) -> Duration {
     pause / 2 + pause.mul_f64((random_u64() % 1024) as f64 / 2048.0)
-}
-
-/// A peer that was killed is no error of a protocol, whatever the libraries make of it.
-fn why_lost(status: &Status) -> String {
-    match std::error::Error::source(status).map(why) {
-        Some(cause) if cause.contains("keep-alive timed out") => "it does not answer any more".to_owned(),
-        Some(_) => "the connection broke".to_owned(),
-        None => said(status),
-    }
-}
-
-pub(super) fn said(status: &Status) -> String {
-    match status.message() {
-        "" => format!("{:?}", status.code()),
-        text => text.to_owned(),
-    }
 }
 
 #[cfg(test)]
@@ -212,12 +211,5 @@ mod tests {
         assert!(told.hear(&unwelcome("one reason"), false).is_some());
         assert!(told.hear(&unwelcome("one reason"), false).is_none());
         assert!(told.hear(&unwelcome("another"), false).is_some());
-    }
-
-    #[test]
-    fn libraries_errors_become_words() {
-        let broken = Status::from_error(Box::new(std::io::Error::other("h2 protocol error")));
-        assert_eq!(why_lost(&broken), "the connection broke");
-        assert_eq!(why_lost(&Status::invalid_argument("nothing was said")), "nothing was said");
     }
 }

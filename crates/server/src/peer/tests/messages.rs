@@ -1,22 +1,32 @@
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
+use prost::Message;
 use tenure_api::tenure::peer::v1::messages_response::Answer;
-use tenure_api::tenure::peer::v1::peer_client::PeerClient;
 use tenure_api::tenure::peer::v1::refusal::Reason;
-use tenure_api::tenure::peer::v1::{Hello, MessagesRequest};
+use tenure_api::tenure::peer::v1::{Hello, MessagesRequest, MessagesResponse};
 use tenure_replica::Input;
-use tokio_stream::StreamExt;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
 
 use super::side::{Setup, Side, Wire, acquaint, send_until_heard};
+use crate::peer::frame::{self, Frames};
 use crate::peer::greeting::directory_bytes;
+
+/// A connection on which this was said first.
+async fn say(side: &Side, first: &MessagesRequest) -> Frames<TcpStream> {
+    let mut stream = TcpStream::connect(side.address).await.unwrap();
+    let mut bytes = BytesMut::from(frame::request("a member").as_bytes());
+    frame::put(first, &mut bytes);
+    stream.write_all(&bytes).await.unwrap();
+    let mut frames = Frames::new(stream, 1 << 20);
+    assert_eq!(frames.switched().await.unwrap(), "HTTP/1.1 101 Switching Protocols");
+    frames
+}
 
 /// What a member answers to a greeting.
 async fn greet(side: &Side, hello: Hello) -> Answer {
-    let mut client = PeerClient::connect(format!("http://{}", side.address)).await.unwrap();
-    let first = MessagesRequest { hello: Some(hello), messages: Vec::new() };
-    // Stays open: who has nothing to say is not gone.
-    let requests = tokio_stream::once(first).chain(tokio_stream::pending());
-    let mut answers = client.messages(requests).await.unwrap().into_inner();
-    answers.message().await.unwrap().unwrap().answer.unwrap()
+    let mut frames = say(side, &MessagesRequest { hello: Some(hello), messages: Vec::new() }).await;
+    let answer = frames.next().await.unwrap().unwrap();
+    MessagesResponse::decode(answer).unwrap().answer.unwrap()
 }
 
 fn refusal(answer: Answer) -> (Reason, String) {
@@ -179,12 +189,28 @@ async fn a_message_that_is_too_long_is_lost_and_the_next_one_is_not() {
 }
 
 #[tokio::test]
-async fn a_stream_that_does_not_begin_with_a_greeting_is_refused() {
-    let two = Side::new(2).await;
-    let mut client = PeerClient::connect(format!("http://{}", two.address)).await.unwrap();
+async fn a_stream_that_does_not_begin_with_a_greeting_is_closed() {
+    let mut two = Side::new(2).await;
     let rude = MessagesRequest { hello: None, messages: vec![Bytes::from_static(b"x")] };
-    let status = client.messages(tokio_stream::once(rude)).await.unwrap_err();
-    assert_eq!(status.code(), tonic::Code::InvalidArgument);
-    let silent = client.messages(tokio_stream::empty()).await.unwrap_err();
-    assert_eq!(silent.code(), tonic::Code::InvalidArgument);
+    assert_eq!(say(&two, &rude).await.next().await.unwrap(), None);
+    let mut stream = TcpStream::connect(two.address).await.unwrap();
+    stream.write_all(b"POST /tenure.peer.v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+    let mut frames = Frames::new(stream, 1 << 20);
+    assert_eq!(frames.switched().await.unwrap(), "HTTP/1.1 426 Upgrade Required");
+    assert!(two.heard_nothing());
+}
+
+#[tokio::test]
+async fn what_a_connection_does_not_take_at_once_follows() {
+    let (one, mut two) = (Side::new(1).await, Side::new(2).await);
+    acquaint(&one, &two);
+    send_until_heard(&one, &mut two, "before").await;
+    // More than the buffers of both sockets hold, while nobody reads.
+    let large = Bytes::from(vec![7; 1 << 20]);
+    one.outbox.send((0..24).map(|_| (2, large.clone())));
+    one.outbox.send([(2, Bytes::from_static(b"after"))]);
+    for _ in 0..24 {
+        while two.next_message().await.1 != large {}
+    }
+    assert_eq!(two.next_message().await.1, "after");
 }

@@ -42,6 +42,10 @@ impl Host for Notebook {
         let _ = self.0.inputs.send(input);
     }
 
+    fn deliver_all(&self, inputs: &mut Vec<Input>) {
+        inputs.drain(..).for_each(|input| self.deliver(input));
+    }
+
     fn status(&self) -> Status {
         self.0.status.lock().unwrap().clone()
     }
@@ -136,10 +140,10 @@ impl Side {
         let accepting = Accepting(tokio::spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
-                let service = port.connection();
+                let service = port.connection(None);
                 connections.spawn(async move {
                     let builder = Builder::new(TokioExecutor::new());
-                    let _ = builder.serve_connection(TokioIo::new(stream), service).await;
+                    let _ = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).await;
                 });
             }
         }));
