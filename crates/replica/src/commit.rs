@@ -204,9 +204,7 @@ impl Replica {
             return self.answer(call, Ok(Answered::Lock(reply)));
         }
         match call {
-            Some(call) if reply.granted => {
-                self.reads.gather(Confirmed::Grant { call, reply, joiner }, self.running_ms())
-            }
+            Some(call) if reply.granted => self.tell_grant(Confirmed::Grant { call, reply, joiner }),
             Some(call) => self.queue(call, joiner, reply),
             None => self.leave(&reply, joiner),
         }
@@ -253,7 +251,7 @@ impl Replica {
                         self.answer(call, Ok(Answered::Lock(reply)));
                         continue;
                     }
-                    self.reads.gather(Confirmed::Grant { call, reply, joiner }, self.running_ms());
+                    self.tell_grant(Confirmed::Grant { call, reply, joiner });
                 }
             }
             LockChange::Ended { entry, cause, .. } => {

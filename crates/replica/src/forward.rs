@@ -45,7 +45,7 @@ impl Replica {
             return self.fail(call, Failure::Overloaded);
         }
         let forward = self.make_forward(command, waits, since_ms);
-        self.forwards.bytes += forward.data.len() as u64;
+        self.forwards.count(&forward);
         self.forwards.pending.add(forward);
     }
 
@@ -117,7 +117,7 @@ impl Replica {
                 if let Ok(envelope) = codec::decode(data) {
                     let now_ms = self.running_ms();
                     let forward = self.make_forward(envelope.command, Waits::Nobody, now_ms);
-                    self.forwards.bytes += forward.data.len() as u64;
+                    self.forwards.count(&forward);
                     self.forwards.pending.add_for_later(forward, now_ms);
                 }
             }
@@ -258,6 +258,8 @@ pub(crate) struct HeldJoin {
 pub(crate) struct Forwards {
     pending: Outbox<Forward>,
     bytes: u64,
+    /// How many of them ask for a lock.
+    locks: usize,
     /// To whom it was sent: there is one leader in a term.
     sent_in_term: u64,
     session: Option<u64>,
@@ -280,9 +282,23 @@ impl Forwards {
         self.bytes
     }
 
+    pub(crate) fn has_locks(&self) -> bool {
+        self.locks > 0
+    }
+
+    fn count(&mut self, forward: &Forward) {
+        self.bytes += forward.data.len() as u64;
+        self.locks += usize::from(matches!(forward.waits, Waits::Lock { .. }));
+    }
+
+    fn discount(&mut self, forward: &Forward) {
+        self.bytes -= forward.data.len() as u64;
+        self.locks -= usize::from(matches!(forward.waits, Waits::Lock { .. }));
+    }
+
     fn settle(&mut self, sequence: u64) -> Option<Forward> {
         let settled = self.pending.settle(sequence)?;
-        self.bytes -= settled.data.len() as u64;
+        self.discount(&settled);
         Some(settled)
     }
 
@@ -311,7 +327,7 @@ impl Forwards {
         let settled = self
             .pending
             .take_where(|sequence, _, _| state.is_settled(&Origin { member, boot, sequence, settled_below: 0 }));
-        self.bytes -= settled.iter().map(|forward| forward.data.len() as u64).sum::<u64>();
+        settled.iter().for_each(|forward| self.discount(forward));
         settled.into_iter().map(|forward| (forward.data, forward.waits)).collect()
     }
 
@@ -333,7 +349,7 @@ impl Forwards {
             // A place that may have been taken must be seen, to be left. All else may come to nothing.
             !was_sent || !matches!(forward.waits, Waits::Lock { .. })
         });
-        self.bytes -= forgotten.iter().map(|forward| forward.data.len() as u64).sum::<u64>();
+        forgotten.iter().for_each(|forward| self.discount(forward));
         calls
     }
 }

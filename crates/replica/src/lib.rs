@@ -28,6 +28,7 @@ pub mod replica;
 mod role;
 pub mod status;
 mod transfer;
+mod vouch;
 mod watch;
 
 pub use config::{Boot, Config, FIRST_INDEX, FIRST_TERM, first_configuration};

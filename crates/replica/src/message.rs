@@ -58,6 +58,11 @@ pub(crate) enum PeerMessage {
         cluster: u64,
         applied: u64,
     },
+    /// The leader of `term` still led after it was asked this, see [`crate::vouch`].
+    Vouch {
+        term: u64,
+        question: Bytes,
+    },
     /// The leader of `term` has not proposed these, and will not.
     Refusals {
         term: u64,
@@ -78,6 +83,7 @@ mod tag {
     pub const TRANSFER: u8 = 7;
     pub const PRESENCE: u8 = 8;
     pub const REMOVED: u8 = 9;
+    pub const VOUCH: u8 = 10;
 }
 
 pub(crate) fn encode_raft(message: &Message) -> Bytes {
@@ -182,6 +188,12 @@ pub(crate) fn removed(cluster: u64, applied: u64) -> Bytes {
     encode_numbers(tag::REMOVED, [cluster, applied]).into()
 }
 
+pub(crate) fn vouch(term: u64, question: &[u8]) -> Bytes {
+    let mut into = encode_numbers(tag::VOUCH, [term]);
+    put_bytes(&mut into, question);
+    into.into()
+}
+
 fn put_status(into: &mut Vec<u8>, status: &Option<LeaseStatus>) {
     into.push(u8::from(status.is_some()));
     if let Some(LeaseStatus { lease, ttl_ms, remaining_ms }) = status {
@@ -248,6 +260,7 @@ fn decode_own(tag: u8, reader: &mut Reader, whole: &Bytes) -> ReadResult<PeerMes
         },
         tag::PRESENCE => PeerMessage::Presence { cluster: reader.varint()?, applied: reader.varint()? },
         tag::REMOVED => PeerMessage::Removed { cluster: reader.varint()?, applied: reader.varint()? },
+        tag::VOUCH => PeerMessage::Vouch { term: reader.varint()?, question: whole.slice_ref(reader.bytes()?) },
         _ => return Err("unknown kind of message"),
     })
 }

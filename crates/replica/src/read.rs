@@ -29,6 +29,7 @@ impl Replica {
     /// Raft drops a question without a word, and so may the network.
     pub(crate) fn retry_reads(&mut self) {
         let (now_ms, patience_ms) = (self.running_ms(), self.patience_ms());
+        self.reads.ask_for_vouched(now_ms, self.config.tick_ms);
         if self.can_confirm()
             && let Some(context) = self.reads.retry(now_ms, patience_ms)
         {
@@ -46,9 +47,14 @@ impl Replica {
     }
 
     fn ask_raft(&mut self, context: u64) {
+        self.node.read_index(self.context(context));
+    }
+
+    /// A number as it is told to others, and known again by the process that has told it.
+    pub(crate) fn context(&self, number: u64) -> Vec<u8> {
         let mut bytes = self.config.boot.to_be_bytes().to_vec();
-        bytes.extend(context.to_be_bytes());
-        self.node.read_index(bytes);
+        bytes.extend(number.to_be_bytes());
+        bytes
     }
 
     /// Whether a voter that asks something in this term confirms by that very question that this member leads: when
@@ -171,6 +177,8 @@ struct Round {
 #[derive(Default)]
 pub(crate) struct Reads {
     gathering: Vec<Waiting>,
+    /// Grants that the leader's word is under way for, with the index of the entry that made each.
+    vouched: Vec<(u64, Waiting)>,
     issued: VecDeque<Round>,
     /// Confirmed at this index, to be done once it is applied.
     confirmed: VecDeque<(u64, Vec<Waiting>)>,
@@ -189,21 +197,61 @@ struct Doubts {
 
 impl Reads {
     pub(crate) fn gather(&mut self, what: Confirmed, now_ms: u64) {
-        if let Confirmed::Grant { reply, .. } = &what {
+        self.note_grant(&what);
+        self.gathering.push(Waiting { since_ms: now_ms, what });
+    }
+
+    /// Confirmed already, at this index.
+    pub(crate) fn gather_confirmed(&mut self, what: Confirmed, index: u64, now_ms: u64) {
+        self.note_grant(&what);
+        let waiting = Waiting { since_ms: now_ms, what };
+        match self.confirmed.back_mut() {
+            Some((at, together)) if *at == index => together.push(waiting),
+            _ => self.confirmed.push_back((index, vec![waiting])),
+        }
+    }
+
+    /// The leader's word on the entry at this index is under way.
+    pub(crate) fn gather_vouched(&mut self, what: Confirmed, index: u64, now_ms: u64) {
+        self.note_grant(&what);
+        self.vouched.push((index, Waiting { since_ms: now_ms, what }));
+    }
+
+    /// It has come, for all entries up to this one.
+    pub(crate) fn confirm_vouched(&mut self, upto: u64) {
+        if self.vouched.is_empty() {
+            return;
+        }
+        let (confirmed, rest) = std::mem::take(&mut self.vouched).into_iter().partition(|(index, _)| *index <= upto);
+        self.vouched = rest;
+        let confirmed: Vec<(u64, Waiting)> = confirmed;
+        // They are applied already.
+        self.confirmed.extend(confirmed.into_iter().map(|(index, waiting)| (index, vec![waiting])));
+    }
+
+    /// It has not come for a while: these are asked about in the usual way.
+    fn ask_for_vouched(&mut self, now_ms: u64, patience_ms: u64) {
+        if self.vouched.iter().any(|(_, waiting)| waiting.since_ms + patience_ms < now_ms) {
+            self.gathering.extend(self.vouched.drain(..).map(|(_, waiting)| waiting));
+        }
+    }
+
+    fn note_grant(&mut self, what: &Confirmed) {
+        if let Confirmed::Grant { reply, .. } = what {
             let lowest = self.doubts.lowest_token.map_or(reply.token, |lowest| lowest.min(reply.token));
             self.doubts.lowest_token = Some(lowest);
         }
-        self.gathering.push(Waiting { since_ms: now_ms, what });
     }
 
     pub(crate) fn len(&self) -> usize {
         let issued: usize = self.issued.iter().map(|round| round.waiting.len()).sum();
         let confirmed: usize = self.confirmed.iter().map(|(_, waiting)| waiting.len()).sum();
-        self.gathering.len() + issued + confirmed
+        self.gathering.len() + self.vouched.len() + issued + confirmed
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.gathering.is_empty() && self.issued.is_empty() && self.confirmed.is_empty()
+        let is_asking = !self.gathering.is_empty() || !self.vouched.is_empty() || !self.issued.is_empty();
+        !is_asking && self.confirmed.is_empty()
     }
 
     /// Somebody's tenure has ended.
@@ -279,8 +327,9 @@ impl Reads {
         context
     }
 
-    /// Whoever was asked leads no more.
+    /// Whoever was asked leads no more, or may have answered long ago.
     pub(crate) fn begin_again(&mut self) {
+        self.gathering.extend(self.vouched.drain(..).map(|(_, waiting)| waiting));
         for round in self.issued.drain(..) {
             self.gathering.extend(round.waiting);
         }
@@ -308,6 +357,7 @@ impl Reads {
 
     fn take_where(&mut self, matches: impl Fn(&Waiting) -> bool) -> Vec<Waiting> {
         let mut taken = Vec::new();
+        taken.extend(self.vouched.extract_if(.., |(_, waiting)| matches(waiting)).map(|(_, waiting)| waiting));
         let rounds = self.issued.iter_mut().map(|round| &mut round.waiting);
         let confirmed = self.confirmed.iter_mut().map(|(_, waiting)| waiting);
         for waiting in std::iter::once(&mut self.gathering).chain(rounds).chain(confirmed) {

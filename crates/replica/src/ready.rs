@@ -49,8 +49,19 @@ impl Replica {
                 // To raft such questions have no term.
                 message.term = 0;
             }
+            let (kind, term, index) = (message.msg_type(), message.term, message.index);
+            let along = match kind {
+                MessageType::MsgAppend | MessageType::MsgAppendResponse => std::mem::take(&mut message.context),
+                _ => Default::default(),
+            };
             let _ = self.node.step(message);
             self.note_role();
+            if !along.is_empty() {
+                match kind {
+                    MessageType::MsgAppend => self.take_vouch(from, term, &along),
+                    _ => self.take_question(from, term, index, along),
+                }
+            }
             if self.node.raft.leader_id == from {
                 self.heard_leader_ms = self.running_ms();
             }
@@ -79,7 +90,10 @@ impl Replica {
             match message.msg_type() {
                 _ if self.is_said_already(&message) => {}
                 MessageType::MsgReadIndexResp if is_term_durable => self.send_read_index(message),
-                _ if is_term_durable => self.send(&message),
+                _ if is_term_durable => {
+                    self.vouch_along(&mut message);
+                    self.send(&message)
+                }
                 // Whoever votes alone leads at once, and could forget it: what learners hear of a term that comes
                 // twice would not agree.
                 MessageType::MsgSnapshot => {
@@ -98,6 +112,10 @@ impl Replica {
                 // Of a leader that is none any more.
                 MessageType::MsgSnapshot => {}
                 MessageType::MsgAppendResponse if self.is_acknowledged_already(&message) => {}
+                MessageType::MsgAppendResponse => {
+                    self.ask_along(&mut message);
+                    messages.push((message.to, message::encode_raft(&message)));
+                }
                 _ => messages.push((message.to, message::encode_raft(&message))),
             }
         }
@@ -158,7 +176,7 @@ impl Replica {
     }
 
     /// The index of a change of members that is committed, if it is no later than this and not applied yet.
-    fn unapplied_change(&self, upto: u64) -> Option<u64> {
+    pub(crate) fn unapplied_change(&self, upto: u64) -> Option<u64> {
         #[cfg(feature = "planted")]
         if tenure_machine::planted::is(tenure_machine::planted::Bug::ForgetChange) {
             return None;

@@ -30,6 +30,7 @@ use crate::ready::raft_entry;
 use crate::role::{election_ticks, is_only_voter};
 use crate::status::Roles;
 use crate::transfer::Transfer;
+use crate::vouch::Vouches;
 use crate::watch::Hub;
 use crate::{Answer, Answered, CallId, Consistency, Failure, Input, Now, Output, Read, StreamId};
 
@@ -85,6 +86,7 @@ pub struct Replica {
     /// Answered in this step, for other members.
     pub(crate) peer_answers: PeerAnswers,
     pub(crate) reads: Reads,
+    pub(crate) vouches: Vouches,
     pub(crate) queued: Queued,
     pub(crate) deadlines: Deadlines,
     pub(crate) checkpoints: Checkpoints,
@@ -204,6 +206,7 @@ impl Replica {
             questions: Questions::default(),
             peer_answers: PeerAnswers::new(),
             reads: Reads::default(),
+            vouches: Vouches::default(),
             queued: Queued::default(),
             deadlines: Deadlines::default(),
             checkpoints: Checkpoints::default(),
@@ -296,6 +299,7 @@ impl Replica {
             // last step, so all of the time since then is given back, not only what it overslept.
             self.paused_ms += now_ms - before;
             self.last_tick_ms = now_ms.saturating_sub(self.config.tick_ms);
+            self.doubt_what_came_before();
         }
         let ticked = now_ms - self.last_tick_ms >= self.config.tick_ms;
         while now_ms - self.last_tick_ms >= self.config.tick_ms {
@@ -441,6 +445,10 @@ impl Replica {
             Some(PeerMessage::Transfer { term, to }) => self.take_transfer(from, term, to),
             Some(PeerMessage::Presence { cluster, applied }) => self.take_presence(from, cluster, applied),
             Some(PeerMessage::Removed { cluster, applied }) => self.take_removed(from, cluster, applied),
+            Some(PeerMessage::Vouch { term, question }) => {
+                self.take_vouch(from, term, &question);
+                self.do_confirmed();
+            }
             None => {}
         }
     }
@@ -461,6 +469,7 @@ impl Replica {
     pub(crate) fn end_step(&mut self) {
         self.send_refusals();
         self.send_answers();
+        self.send_vouches();
         self.hub.flush(&self.machine, self.node.raft.term, &mut self.outputs);
         self.ask_for_snapshot();
         self.wake_ms = self.next_wake_ms();

@@ -57,6 +57,7 @@ impl Replica {
             self.tell_sessions_of_leader();
             self.tell_transfers();
             self.reads.begin_again();
+            self.vouches.begin_again();
         }
         self.note_own_role();
     }

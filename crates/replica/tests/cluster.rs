@@ -239,18 +239,20 @@ fn a_vote_of_an_earlier_term_binds_nobody() {
 /// A grant is told only when it is confirmed; a call that is cancelled before leaves the lock.
 #[test]
 fn a_grant_that_is_cancelled_before_it_is_confirmed_is_left() {
-    let mut cluster = Cluster::new(6, small_config());
+    // A follower of five has to ask: it and the leader are no majority.
+    let mut cluster = Cluster::of(6, small_config(), &[1, 2, 3, 4, 5], &[]);
     let leader = cluster.wait_for_leader();
-    cluster.grant(leader, 7);
+    let follower = cluster.members().into_iter().find(|member| *member != leader).expect("there are others");
+    cluster.grant(follower, 7);
     cluster.run(50);
-    let call = cluster.lock(leader, 7);
+    let call = cluster.lock(follower, 7);
     cluster.run_until("the grant", |cluster| {
-        !cluster.hosts[&leader].replica.machine().state().lock_holders(b"job").is_empty()
+        !cluster.hosts[&follower].replica.machine().state().lock_holders(b"job").is_empty()
     });
-    assert!(cluster.hosts[&leader].calls.waiting().contains(&call), "applied, not yet confirmed");
-    cluster.cancel(leader, call);
+    assert!(cluster.hosts[&follower].calls.waiting().contains(&call), "applied, not yet confirmed");
+    cluster.cancel(follower, call);
     cluster.run(100);
-    assert!(cluster.hosts[&leader].replica.machine().state().lock_holders(b"job").is_empty());
+    assert!(cluster.hosts[&follower].replica.machine().state().lock_holders(b"job").is_empty());
     assert_eq!(cluster.counts.grants, 0);
 }
 

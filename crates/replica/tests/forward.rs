@@ -222,7 +222,8 @@ fn a_place_is_taken_at_a_follower_and_granted_there_though_leaders_die() {
 /// Rule 1, wherever the place was taken: a cancelled call leaves its place, and somebody else gets it.
 #[test]
 fn a_cancelled_call_leaves_its_place_whatever_becomes_of_messages() {
-    for seed in 0..20 {
+    let mut cancelled = 0;
+    for seed in 0..30 {
         let mut cluster = Cluster::new(seed, Config { call_timeout_ms: 60_000, ..small_config() });
         let old = cluster.wait_for_leader();
         let follower = follower(&cluster);
@@ -232,6 +233,10 @@ fn a_cancelled_call_leaves_its_place_whatever_becomes_of_messages() {
         let call = cluster.lock(follower, 7);
         let millis = cluster.draw(8);
         cluster.run(millis);
+        if cluster.outcomes.contains_key(&call) {
+            continue;
+        }
+        cancelled += 1;
         cluster.cancel(follower, call);
         cluster.loss_percent = 40;
         cluster.run(millis);
@@ -243,6 +248,7 @@ fn a_cancelled_call_leaves_its_place_whatever_becomes_of_messages() {
         let held = cluster.hosts[&leader].replica.machine().state().lock_queue(b"job").count();
         assert_eq!(held, 0, "seed {seed}");
     }
+    assert!(cancelled >= 15, "{cancelled} were cancelled in time");
 }
 
 /// A leader's own leaves are not lost with its leadership either.
@@ -251,11 +257,14 @@ fn a_deposed_leader_still_leaves() {
     for seed in 0..10 {
         let mut cluster = Cluster::new(seed, Config { call_timeout_ms: 60_000, ..small_config() });
         let old = cluster.wait_for_leader();
+        cluster.grant(old, 6);
         cluster.grant(old, 7);
         cluster.run(50);
+        cluster.lock(old, 6);
+        cluster.run(50);
         let call = cluster.lock(old, 7);
-        cluster.run_until("the grant", |cluster| {
-            !cluster.hosts[&old].replica.machine().state().lock_holders(b"job").is_empty()
+        cluster.run_until("the place", |cluster| {
+            cluster.hosts[&old].replica.machine().state().lock_queue(b"job").count() == 2
         });
         cluster.isolate(old);
         cluster.cancel(old, call);
@@ -265,8 +274,8 @@ fn a_deposed_leader_still_leaves() {
         cluster.run(400);
         let leader = cluster.wait_for_leader();
         assert!(cluster.hosts[&leader].replica.machine().state().lease_ttl_ms(7).is_some(), "it did not just expire");
-        let held = cluster.hosts[&leader].replica.machine().state().lock_queue(b"job").count();
-        assert_eq!(held, 0, "seed {seed}");
+        let places = cluster.hosts[&leader].replica.machine().state().lock_queue(b"job").count();
+        assert_eq!(places, 1, "seed {seed}: only the holder is left");
     }
 }
 

@@ -1,7 +1,7 @@
 //! Locks as their clients see them: who is told that it holds what, and when that ends.
 //!
 //! That the queue itself is right, at every index, is seen by comparing machine and model. Here it is what
-//! clients are told of it: no grant is told that had ended before the teller knew of it, none twice at
+//! clients are told of it: no grant is told that had ended before the teller had the entry that made it, none twice at
 //! the same time, and nothing that was told is given up by a member on its own.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,6 +25,8 @@ pub struct Locks {
     left_by_clients: BTreeSet<u128>,
     /// What each member had applied, and since when, in its present life.
     advanced: BTreeMap<MemberId, Vec<(u64, u64)>>,
+    /// What each member was given in its present life: the first and the last index, and when.
+    received: BTreeMap<MemberId, Vec<(u64, u64, u64)>>,
 }
 
 struct Hold {
@@ -41,7 +43,19 @@ impl Check for Locks {
 
     fn see(&mut self, seen: &Seen<'_>, context: &Context<'_>) -> Result<(), String> {
         match seen {
-            Seen::Booted { member } => drop(self.advanced.remove(member)),
+            Seen::Booted { member } => {
+                self.advanced.remove(member);
+                self.received.remove(member);
+            }
+            Seen::Received { member, first, last } => {
+                let received = self.received.entry(*member).or_default();
+                // Those of another leader have taken their place.
+                received.retain_mut(|(from, upto, _)| {
+                    *upto = (*upto).min(first - 1);
+                    *from <= *upto
+                });
+                received.push((*first, *last, context.now_us));
+            }
             Seen::Advanced { member, from, to } => {
                 let advanced = self.advanced.entry(*member).or_default();
                 if advanced.is_empty() || from < to {
@@ -122,13 +136,17 @@ impl Locks {
         Ok(())
     }
 
-    /// Whether the grant stood at some time after the teller knew of it.
+    /// Whether the grant stood at some time after the teller had the entry that made it.
     fn stood(&self, call: &Call, stay: &Stay, context: &Context<'_>) -> Result<(), String> {
+        let received = self.received.get(&call.member).map_or(&[][..], |received| &received[..]);
         let advanced = self.advanced.get(&call.member).map_or(&[][..], |advanced| &advanced[..]);
         let Some(granted) = stay.granted else { return Err(format!("it was never granted: {stay:?}")) };
-        let Some((_, known_us)) = advanced.iter().find(|(index, _)| *index >= granted) else {
+        let Some((_, applied_us)) = advanced.iter().find(|(index, _)| *index >= granted) else {
             return Err(format!("granted at {granted}, of which member {} knows nothing", call.member));
         };
+        let given = received.iter().find(|(first, last, _)| (first..=last).contains(&&granted));
+        // Some come with a snapshot, or were there already when it started.
+        let known_us = given.map_or(applied_us, |(_, _, given_us)| given_us);
         let ended_us = stay.ended.and_then(|(index, _)| context.reference.committed(index)).map(|end| end.applied_us);
         match ended_us.filter(|ended_us| ended_us < known_us) {
             Some(ended_us) => Err(format!("it ended at {ended_us} us, and was known here only from {known_us} us on")),

@@ -75,6 +75,12 @@ pub enum Seen<'a> {
         command: Option<&'a Command>,
         outcome: &'a Outcome,
     },
+    /// A member has entries from `first` to `last` that it did not have, or has others in their place.
+    Received {
+        member: MemberId,
+        first: u64,
+        last: u64,
+    },
     /// A member has applied all behind `from` up to `to`; what comes out of the same step follows.
     Advanced {
         member: MemberId,

@@ -50,6 +50,10 @@ impl World {
         for output in &outputs {
             if let Output::Persist(persist) = output {
                 self.written(id, persist)?;
+                if let (Some(first), Some(last)) = (persist.entries.first(), persist.entries.last()) {
+                    let seen = Seen::Received { member: id, first: first.index, last: last.index };
+                    see(&mut self.checks, &seen, &context!(self))?;
+                }
             }
         }
         self.applied(id, applied)?;
