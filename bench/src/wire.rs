@@ -122,7 +122,7 @@ impl Connection {
         if let Some(message) = only {
             stream.send_data(message, true)?;
         }
-        Ok((Requests { stream }, Replies { state: State::Waiting(response), buffer: BytesMut::new() }))
+        Ok((Requests { stream }, Replies { state: State::Waiting(response), buffer: Bytes::new() }))
     }
 }
 
@@ -146,7 +146,8 @@ enum State {
 /// The receiving half of a call or stream.
 pub struct Replies {
     state: State,
-    buffer: BytesMut,
+    /// Come, and not read yet.
+    buffer: Bytes,
 }
 
 impl Replies {
@@ -162,11 +163,11 @@ impl Replies {
                     false => Err(Failure::Decode("the answer ends within a message".to_owned())),
                 };
             };
-            // Nearly always a chunk is a whole message: hand it on as it came.
-            if self.buffer.is_empty() && message_length(&chunk)? == Some(chunk.len() - FRAME_HEADER_BYTES) {
-                return Ok(Some(chunk.slice(FRAME_HEADER_BYTES..)));
-            }
-            self.buffer.extend_from_slice(&chunk);
+            // Nearly always a chunk is whole messages: they are handed on as they came.
+            self.buffer = match std::mem::take(&mut self.buffer) {
+                rest if rest.is_empty() => chunk,
+                rest => joined(rest, &chunk),
+            };
         }
     }
 
@@ -218,12 +219,18 @@ impl Replies {
 
 /// A message with the five bytes that gRPC puts before it.
 pub fn frame(message: &impl Message) -> Bytes {
+    let mut buffer = BytesMut::new();
+    frame_into(&mut buffer, message);
+    buffer.freeze()
+}
+
+/// The same, behind others that go out with it.
+pub fn frame_into(buffer: &mut BytesMut, message: &impl Message) {
     let length = message.encoded_len();
-    let mut buffer = BytesMut::with_capacity(FRAME_HEADER_BYTES + length);
+    buffer.reserve(FRAME_HEADER_BYTES + length);
     buffer.put_u8(0);
     buffer.put_u32(u32::try_from(length).expect("requests are small"));
-    message.encode(&mut buffer).expect("a buffer grows as needed");
-    buffer.freeze()
+    message.encode(buffer).expect("a buffer grows as needed");
 }
 
 pub fn decode<Reply: Message + Default>(bytes: Bytes) -> Result<Reply, Failure> {
@@ -238,11 +245,18 @@ fn message_length(buffer: &[u8]) -> Result<Option<usize>, Failure> {
     }
 }
 
-fn take_message(buffer: &mut BytesMut) -> Result<Option<Bytes>, Failure> {
+/// Of a message in several pieces: in place from the second time on.
+fn joined(rest: Bytes, piece: &[u8]) -> Bytes {
+    let mut joined = rest.try_into_mut().unwrap_or_else(|shared| BytesMut::from(&shared[..]));
+    joined.extend_from_slice(piece);
+    joined.freeze()
+}
+
+fn take_message(buffer: &mut Bytes) -> Result<Option<Bytes>, Failure> {
     match message_length(buffer)? {
         Some(length) if buffer.len() >= FRAME_HEADER_BYTES + length => {
             buffer.advance(FRAME_HEADER_BYTES);
-            Ok(Some(buffer.split_to(length).freeze()))
+            Ok(Some(buffer.split_to(length)))
         }
         _ => Ok(None),
     }
@@ -266,9 +280,9 @@ mod tests {
     fn messages_come_whole_out_of_arbitrary_pieces() {
         let sent = KeyValue { key: "k".into(), value: vec![7; 300].into(), ..KeyValue::default() };
         let framed = [frame(&sent), frame(&sent)].concat();
-        let (mut buffer, mut received) = (BytesMut::new(), Vec::new());
+        let (mut buffer, mut received) = (Bytes::new(), Vec::new());
         for piece in framed.chunks(11) {
-            buffer.extend_from_slice(piece);
+            buffer = joined(buffer, piece);
             while let Some(message) = take_message(&mut buffer).unwrap() {
                 received.push(decode::<KeyValue>(message).unwrap());
             }

@@ -1,16 +1,16 @@
 //! Lock and unlock over Tenure's session stream: each client is one stream with several cycles of
 //! lock and unlock in flight, each on a name of its own.
 
-use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
+use prost::Message;
 use tenure_api::tenure::v1::session_request::Request as Asked;
 use tenure_api::tenure::v1::session_response::Response as Told;
 use tenure_api::tenure::v1::{SessionClose, SessionLock, SessionOpen, SessionRequest, SessionResponse, SessionUnlock};
 
 use crate::drive::Operation;
-use crate::wire::{Connection, Failure, Replies, Requests, decode, frame};
+use crate::wire::{Connection, Failure, Replies, Requests, frame_into};
 
 const TTL_MS: i64 = 600_000;
 
@@ -19,8 +19,8 @@ pub struct Client {
     replies: Replies,
     names: Vec<String>,
     started: Vec<Instant>,
-    /// Which cycle a request belongs to.
-    asked: HashMap<u64, usize>,
+    /// The request of each cycle that is under way. They are few: to look through them costs less than to hash.
+    asked: Vec<u64>,
     number: u64,
     took: Duration,
     /// Requests that go out together, as soon as all that has come is answered.
@@ -38,33 +38,33 @@ impl Client {
             replies,
             names,
             started,
-            asked: HashMap::new(),
+            asked: vec![0; depth],
             number: 0,
             took: Duration::ZERO,
             unsent: BytesMut::new(),
         };
         let open = SessionOpen { session_id: 0, ttl_ms: TTL_MS, client_id: format!("bench {number}") };
-        client.ask(Asked::Open(open), usize::MAX)?;
+        client.ask(Asked::Open(open));
         let Told::Opened(_) = client.hear().await?.1 else {
             return Err(Failure::Wrong("the session was not opened".to_owned()));
         };
         for cycle in 0..depth {
-            client.start(cycle)?;
+            client.start(cycle);
         }
         Ok(client)
     }
 
-    fn start(&mut self, cycle: usize) -> Result<(), Failure> {
+    fn start(&mut self, cycle: usize) {
         self.started[cycle] = Instant::now();
         let lock = SessionLock { name: self.names[cycle].clone(), ..SessionLock::default() };
-        self.ask(Asked::Lock(lock), cycle)
+        self.asked[cycle] = self.ask(Asked::Lock(lock));
     }
 
-    fn ask(&mut self, request: Asked, cycle: usize) -> Result<(), Failure> {
+    /// Gives the request's number.
+    fn ask(&mut self, request: Asked) -> u64 {
         self.number += 1;
-        self.asked.insert(self.number, cycle);
-        self.unsent.extend_from_slice(&frame(&SessionRequest { number: self.number, request: Some(request) }));
-        Ok(())
+        frame_into(&mut self.unsent, &SessionRequest { number: self.number, request: Some(request) });
+        self.number
     }
 
     async fn hear(&mut self) -> Result<(u64, Told), Failure> {
@@ -72,7 +72,7 @@ impl Client {
             self.requests.send(self.unsent.split().freeze())?;
         }
         let message = self.replies.next().await?.ok_or_else(|| Failure::Wrong("the session has ended".to_owned()))?;
-        let response: SessionResponse = decode(message)?;
+        let response = SessionResponse::decode(&message[..]).map_err(|error| Failure::Decode(error.to_string()))?;
         let told = response.response.ok_or_else(|| Failure::Decode("an empty answer".to_owned()))?;
         Ok((response.number, told))
     }
@@ -83,18 +83,17 @@ impl Operation for Client {
     async fn once(&mut self) -> Result<(), Failure> {
         loop {
             let (number, told) = self.hear().await?;
-            let cycle = self.asked.get(&number).copied();
+            let cycle = self.asked.iter().position(|asked| *asked == number);
             match (told, cycle) {
                 (Told::Granted(granted), Some(cycle)) => {
-                    self.asked.remove(&number);
                     let name = self.names[cycle].clone();
                     let unlock = SessionUnlock { name, more_names: Vec::new(), fencing_token: granted.fencing_token };
-                    self.ask(Asked::Unlock(unlock), cycle)?;
+                    self.asked[cycle] = self.ask(Asked::Unlock(unlock));
                 }
                 (Told::Unlocked(_), Some(cycle)) => {
-                    self.asked.remove(&number);
                     self.took = self.started[cycle].elapsed();
-                    return self.start(cycle);
+                    self.start(cycle);
+                    return Ok(());
                 }
                 (Told::Refused(refused), _) => return Err(Failure::Wrong(refused.message)),
                 (Told::Lost(lost), _) => return Err(Failure::Wrong(format!("{} was lost", lost.name))),
@@ -109,7 +108,7 @@ impl Operation for Client {
 
     async fn finish(mut self) {
         // What it holds goes with it.
-        let closing = self.ask(Asked::Close(SessionClose {}), usize::MAX);
-        while closing.is_ok() && !matches!(self.hear().await, Ok((_, Told::Closed(_))) | Err(_)) {}
+        self.ask(Asked::Close(SessionClose {}));
+        while !matches!(self.hear().await, Ok((_, Told::Closed(_))) | Err(_)) {}
     }
 }

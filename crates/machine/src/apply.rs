@@ -182,7 +182,8 @@ impl View {
     }
 
     fn has_alarm(&self, kind: AlarmKind) -> bool {
-        self.alarms.iter().any(|alarm| alarm.kind == kind)
+        // Asked for each command, and to walk a tree takes more than to see that it is empty.
+        !self.alarms.is_empty() && self.alarms.iter().any(|alarm| alarm.kind == kind)
     }
 
     pub(crate) fn delete_all(

@@ -33,6 +33,9 @@ pub(crate) struct Change {
 #[derive(Clone, Copy)]
 pub(crate) struct Place<'a> {
     pub lock: &'a Lock,
+    /// Of the queue, one of those that the Lock names.
+    pub name: &'a [u8],
+    pub holder: &'a SharedBytes,
     /// There is no such queue, and the Lock asks for nothing else: it is granted as it is made.
     pub is_free: bool,
 }
@@ -87,6 +90,12 @@ impl View {
         content: impl FnOnce(Option<&KeyValue>) -> (Box<[u8]>, LeaseId),
     ) -> Written {
         let written = self.store.put(change.revision, key, content);
+        self.follow(change, &written, place);
+        written
+    }
+
+    /// What a version that was just written means for leases, queues and watchers.
+    pub(crate) fn follow(&mut self, change: &mut Change, written: &Written, place: Option<Place<'_>>) {
         let old_lease = written.prev.as_ref().map_or(0, |prev| prev.lease);
         let kv = &written.kv;
         if kv.lease != old_lease {
@@ -102,11 +111,10 @@ impl View {
         }
         #[cfg(feature = "planted")]
         if crate::planted::is(crate::planted::Bug::PutEndsPlace) && kv.version > 1 && kv.lease != old_lease {
-            let ended = self.locks.end(key, kv.create_revision, LockEnd::Released, change.wall_ms);
+            let ended = self.locks.end(&kv.key, kv.create_revision, LockEnd::Released, change.wall_ms);
             change.lock_changes.extend(ended.map(|(ended, _)| ended));
         }
-        change.event(&written);
-        written
+        change.event(written);
     }
 
     /// Deletes a key that may or may not be live.
@@ -152,7 +160,11 @@ impl View {
 
     /// Makes an entry of a key that was just created, if it is one.
     fn join(&mut self, change: &mut Change, kv: &KeyValue, place: Option<Place<'_>>) {
-        let Some((name, lease)) = lock::split_key(&kv.key) else { return };
+        let named = match place {
+            Some(place) => Some((place.name, place.lock.lease)),
+            None => lock::split_key(&kv.key),
+        };
+        let Some((name, lease)) = named else { return };
         if lease != kv.lease || change.joined.iter().any(|joined| lock::name_of(joined) == name) {
             return;
         }
@@ -165,7 +177,7 @@ impl View {
             mode: lock.map_or(Mode::Exclusive, |lock| sane_mode(lock.mode)),
             last_joiner: lock.map(|lock| lock.call),
             owner: lock.map_or_else(SharedBytes::default, |lock| shared(&lock.owner)),
-            holder: lock.map_or_else(SharedBytes::default, |lock| shared(&lock.holder)),
+            holder: place.map_or_else(SharedBytes::default, |place| place.holder.clone()),
             metadata: lock.map_or_else(SharedBytes::default, |lock| shared(&lock.metadata)),
             together: lock.map_or_else(Arc::default, |lock| lock::together(lock, name)),
             joined_wall_ms: change.wall_ms,

@@ -19,7 +19,9 @@ pub fn put_signed(into: &mut Vec<u8>, value: i64) {
 
 pub fn put_bytes(into: &mut Vec<u8>, bytes: &[u8]) {
     put_varint(into, bytes.len() as u64);
-    into.extend_from_slice(bytes);
+    if !bytes.is_empty() {
+        into.extend_from_slice(bytes);
+    }
 }
 
 pub fn varint_length(value: u64) -> usize {

@@ -5,6 +5,8 @@
 //! keys. The keys are exactly those whose live
 //! version names the lease, so a snapshot need not store them.
 
+use std::sync::Arc;
+
 use imbl::{OrdMap, OrdSet};
 
 use crate::mvcc::shared;
@@ -27,13 +29,19 @@ pub(crate) struct Lease {
     keys: AttachedKeys,
 }
 
-/// One key is by far the commonest (a lock, a session), and a tree for it would take half a kilobyte.
+/// One key is by far the commonest (a lock), and a tree for it would take half a kilobyte. A session has a few, which
+/// come and go with each of its locks.
 #[derive(Clone)]
 enum AttachedKeys {
     None,
     One(SharedBytes),
+    /// In no order.
+    Few(Arc<Vec<SharedBytes>>),
     Many(OrdSet<SharedBytes>),
 }
+
+/// More are kept in order.
+const FEW: usize = 16;
 
 impl Leases {
     pub fn contains(&self, lease: LeaseId) -> bool {
@@ -66,6 +74,10 @@ impl Leases {
         }
     }
 
+    pub fn get(&self, lease: LeaseId) -> Option<&Lease> {
+        self.leases.get(&lease)
+    }
+
     pub fn epoch(&self, lease: LeaseId) -> Option<u64> {
         self.leases.get(&lease).map(|lease| lease.epoch)
     }
@@ -82,15 +94,16 @@ impl Leases {
         self.leases.remove(&lease).map(|lease| lease.keys().cloned().collect())
     }
 
-    /// False if there is no such lease.
+    /// A key that is not attached to it. False if there is no such lease.
     pub fn attach(&mut self, lease: LeaseId, key: &SharedBytes) -> bool {
         let Some(lease) = self.leases.get_mut(&lease) else { return false };
+        debug_assert!(lease.keys().all(|other| other != key), "attached already");
         match &mut lease.keys {
             AttachedKeys::None => lease.keys = AttachedKeys::One(key.clone()),
-            AttachedKeys::One(other) => {
-                let mut keys = OrdSet::unit(other.clone());
-                keys.insert(key.clone());
-                lease.keys = AttachedKeys::Many(keys);
+            AttachedKeys::One(other) => lease.keys = AttachedKeys::Few(Arc::new(vec![other.clone(), key.clone()])),
+            AttachedKeys::Few(keys) if keys.len() < FEW => Arc::make_mut(keys).push(key.clone()),
+            AttachedKeys::Few(keys) => {
+                lease.keys = AttachedKeys::Many(keys.iter().chain([key]).cloned().collect());
             }
             AttachedKeys::Many(keys) => {
                 keys.insert(key.clone());
@@ -109,6 +122,13 @@ impl Leases {
                     lease.keys = AttachedKeys::None;
                 }
             }
+            AttachedKeys::Few(keys) => {
+                // All versions of a key share its bytes.
+                let same = keys.iter().position(|other| Arc::ptr_eq(other, key));
+                if let Some(place) = same.or_else(|| keys.iter().position(|other| other == key)) {
+                    Arc::make_mut(keys).swap_remove(place);
+                }
+            }
             AttachedKeys::Many(keys) => {
                 keys.remove(key);
                 if keys.is_empty() {
@@ -124,19 +144,26 @@ impl Lease {
         Lease { ttl_ms, granted_wall_ms, client, epoch: 0, left_ms: ttl_ms, keys: AttachedKeys::None }
     }
 
+    /// In order.
     pub fn keys(&self) -> impl Iterator<Item = &SharedBytes> + '_ {
-        let (one, many) = match &self.keys {
-            AttachedKeys::None => (None, None),
-            AttachedKeys::One(key) => (Some(key), None),
-            AttachedKeys::Many(keys) => (None, Some(keys.iter())),
+        let (few, many) = match &self.keys {
+            AttachedKeys::None => (Vec::new(), None),
+            AttachedKeys::One(key) => (vec![key], None),
+            AttachedKeys::Few(keys) => {
+                let mut keys: Vec<_> = keys.iter().collect();
+                keys.sort_unstable();
+                (keys, None)
+            }
+            AttachedKeys::Many(keys) => (Vec::new(), Some(keys.iter())),
         };
-        one.into_iter().chain(many.into_iter().flatten())
+        few.into_iter().chain(many.into_iter().flatten())
     }
 
     pub fn key_count(&self) -> usize {
         match &self.keys {
             AttachedKeys::None => 0,
             AttachedKeys::One(_) => 1,
+            AttachedKeys::Few(keys) => keys.len(),
             AttachedKeys::Many(keys) => keys.len(),
         }
     }
@@ -167,10 +194,30 @@ mod tests {
         leases.detach(7, &c);
         assert!(keys(&leases, 7).is_empty());
         assert!(leases.attach(7, &b));
-        assert!(leases.attach(7, &b));
         leases.detach(7, &a);
         assert_eq!(leases.end(7), Some(vec![b.clone()]));
         assert!(!leases.attach(7, &b));
         assert!(leases.end(7).is_none());
+    }
+
+    #[test]
+    fn keys_are_known_however_many_there_are() {
+        let mut leases = Leases::default();
+        leases.restore(7, Lease::new(1000, 0, SharedBytes::default()));
+        let names: Vec<_> = (0..3 * FEW).map(|number| shared(format!("{:03}", number * 7 % 48).as_bytes())).collect();
+        for (count, name) in names.iter().enumerate() {
+            assert!(leases.attach(7, name));
+            let mut expected = names[..=count].to_vec();
+            expected.sort();
+            assert_eq!(keys(&leases, 7), expected);
+        }
+        let view = leases.clone();
+        for (count, name) in names.iter().enumerate() {
+            assert_eq!(leases.leases[&7].key_count(), names.len() - count);
+            // Other bytes that read the same.
+            leases.detach(7, &shared(name));
+        }
+        assert!(keys(&leases, 7).is_empty());
+        assert_eq!(keys(&view, 7).len(), names.len());
     }
 }

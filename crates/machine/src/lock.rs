@@ -36,6 +36,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use imbl::{OrdMap, OrdSet, Vector};
+use smallvec::SmallVec;
 
 pub(crate) use commands::together;
 
@@ -65,18 +66,10 @@ pub struct LockEntry {
     pub slot: u32,
 }
 
-/// Somebody who held a lock and does no more.
+/// Somebody who held a lock and does no more: its entry as it was when it ended, and how that came about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecentHolder {
-    pub key: SharedBytes,
-    pub token: Revision,
-    pub lease: LeaseId,
-    pub mode: Mode,
-    pub owner: SharedBytes,
-    pub holder: SharedBytes,
-    pub metadata: SharedBytes,
-    pub joined_wall_ms: u64,
-    pub granted_wall_ms: u64,
+    pub entry: Arc<LockEntry>,
     pub ended_wall_ms: u64,
     pub cause: LockEnd,
 }
@@ -84,7 +77,15 @@ pub struct RecentHolder {
 impl RecentHolder {
     /// Of the lock.
     pub fn name(&self) -> &[u8] {
-        name_of(&self.key)
+        name_of(&self.entry.key)
+    }
+}
+
+impl Deref for RecentHolder {
+    type Target = LockEntry;
+
+    fn deref(&self) -> &LockEntry {
+        &self.entry
     }
 }
 
@@ -93,7 +94,7 @@ pub(crate) struct Locks {
     /// A queue is there as long as it has entries.
     pub(crate) queues: OrdMap<LockName, Queue>,
     /// Oldest first.
-    pub(crate) recent: Vector<Arc<RecentHolder>>,
+    pub(crate) recent: Vector<RecentHolder>,
     /// The places of each owner that has a name, by queue and token.
     owners: OrdMap<SharedBytes, OrdSet<(LockName, Revision)>>,
     entries: u64,
@@ -233,20 +234,8 @@ impl Locks {
         }
         let frees = entry.granted_wall_ms.is_some() && granted == 1;
         self.discount(name, &entry);
-        if let Some(granted_wall_ms) = entry.granted_wall_ms {
-            self.remember(RecentHolder {
-                key: entry.key.clone(),
-                token: entry.token,
-                lease: entry.lease,
-                mode: entry.mode,
-                owner: entry.owner.clone(),
-                holder: entry.holder.clone(),
-                metadata: entry.metadata.clone(),
-                joined_wall_ms: entry.joined_wall_ms,
-                granted_wall_ms,
-                ended_wall_ms: wall_ms,
-                cause,
-            });
+        if entry.granted_wall_ms.is_some() {
+            self.remember(RecentHolder { entry: entry.clone(), ended_wall_ms: wall_ms, cause });
         }
         LockChange::Ended { entry, cause, frees }
     }
@@ -278,7 +267,7 @@ impl Locks {
     }
 
     pub fn remember(&mut self, holder: RecentHolder) {
-        self.recent.push_back(Arc::new(holder));
+        self.recent.push_back(holder);
         if self.recent.len() > limits::RECENT_HOLDERS {
             self.recent.pop_front();
         }
@@ -523,17 +512,25 @@ impl Entries {
 
 /// The key of the entry of `lease` in the queue `name`.
 pub fn entry_key(name: &[u8], lease: LeaseId) -> Vec<u8> {
-    let mut key = Vec::with_capacity(name.len() + 17);
-    key.extend_from_slice(name);
-    key.push(b'/');
-    let mut started = false;
-    for shift in (0..16).rev() {
-        let digit = (lease as u64 >> (shift * 4)) as usize & 15;
-        started |= digit != 0 || shift == 0;
-        if started {
-            key.push(b"0123456789abcdef"[digit]);
+    entry_key_at_hand(name, lease).into_vec()
+}
+
+/// The same, to be looked at and not kept: most take no memory but the stack's.
+pub(crate) fn entry_key_at_hand(name: &[u8], lease: LeaseId) -> SmallVec<[u8; 64]> {
+    let mut digits = [0; 16];
+    let (mut rest, mut first) = (lease as u64, digits.len());
+    loop {
+        first -= 1;
+        digits[first] = b"0123456789abcdef"[(rest & 15) as usize];
+        rest >>= 4;
+        if rest == 0 {
+            break;
         }
     }
+    let mut key = SmallVec::with_capacity(name.len() + 17);
+    key.extend_from_slice(name);
+    key.push(b'/');
+    key.extend_from_slice(&digits[first..]);
     key
 }
 

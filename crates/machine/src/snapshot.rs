@@ -350,7 +350,7 @@ fn put_recent(into: &mut Vec<u8>, holder: &RecentHolder) {
     for bytes in [&holder.owner, &holder.holder, &holder.metadata] {
         put_bytes(into, bytes);
     }
-    for wall_ms in [holder.joined_wall_ms, holder.granted_wall_ms, holder.ended_wall_ms] {
+    for wall_ms in [holder.joined_wall_ms, holder.granted_wall_ms.unwrap_or(0), holder.ended_wall_ms] {
         put_varint(into, wall_ms);
     }
     into.push(match holder.cause {

@@ -175,7 +175,7 @@ impl View {
     }
 
     /// Holders whose time has ended, oldest first, over all locks; a bounded number.
-    pub fn recent_holders(&self) -> impl DoubleEndedIterator<Item = &Arc<RecentHolder>> + '_ {
+    pub fn recent_holders(&self) -> impl DoubleEndedIterator<Item = &RecentHolder> + '_ {
         self.locks.recent.iter()
     }
 

@@ -140,7 +140,7 @@ impl Runner {
                 holder.token,
                 holder.lease,
                 show(&holder.holder),
-                holder.granted_wall_ms,
+                holder.granted_wall_ms.unwrap_or(0),
                 holder.ended_wall_ms,
                 holder.cause
             )

@@ -81,21 +81,25 @@ impl Replica {
             }
             return;
         }
-        let (envelope, own_waits) = match proposal {
+        let decoded;
+        let envelope = match &proposal {
             Some(proposal) => {
                 debug_assert_eq!(codec::decode(entry.data).as_ref(), Ok(&proposal.envelope));
-                (proposal.envelope, Some(proposal.waits))
+                &proposal.envelope
             }
             None => match codec::decode(entry.data) {
-                Ok(envelope) => (envelope, None),
+                Ok(envelope) => {
+                    decoded = envelope;
+                    &decoded
+                }
                 Err(error) => return self.give_up_over(format!("log entry {index} of term {term}: {error}")),
             },
         };
         let described = described(&envelope.command);
         let applied = match described.iter().all(|member| self.is_member(*member)) {
-            true => self.machine.apply(index, term, &envelope),
+            true => self.machine.apply(index, term, envelope),
             // A member that was removed meanwhile must not come back into the list by what it says of itself.
-            false => self.machine.refuse(index, term, &envelope, Refusal::MemberNotFound),
+            false => self.machine.refuse(index, term, envelope, Refusal::MemberNotFound),
         };
         if !described.is_empty() {
             self.tell_members();
@@ -107,16 +111,17 @@ impl Replica {
         if !is_given_back {
             self.tell_sessions_of_losses(&applied.lock_changes);
         }
-        match envelope.command {
+        match &envelope.command {
             Command::LeaseGrant(grant) => drop(self.granting.remove(&grant.lease)),
             Command::Alarm(_) => self.alarm_asked = false,
             Command::Compact { .. } => self.compact_asked = false,
-            Command::LeaseCheckpoint { left_ms, .. } => self.checkpointed(left_ms),
+            Command::LeaseCheckpoint { left_ms, .. } => self.checkpointed(left_ms.clone()),
             _ => {}
         }
-        let waits = match envelope.origin {
+        let origin = envelope.origin;
+        let waits = match origin {
             Some(origin) => self.take_forward(&origin, &applied.reply),
-            None => own_waits,
+            None => proposal.map(|proposal| proposal.waits),
         };
         self.tell(applied, waits);
     }

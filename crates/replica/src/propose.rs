@@ -75,8 +75,10 @@ impl Replica {
         let raft = &self.node.raft;
         let (index, term) = (raft.raft_log.last_index() + self.gathered.entries.len() as u64, raft.term);
         // What this member proposed in an earlier term from this index on is overwritten by now.
-        for lost in self.proposals.take_from(index) {
-            self.lose(lost.waits);
+        if self.proposals.has_from(index) {
+            for lost in self.proposals.take_from(index) {
+                self.lose(lost.waits);
+            }
         }
         if let Command::LeaseGrant(grant) = &envelope.command {
             self.granting.insert(grant.lease);
@@ -405,6 +407,10 @@ impl Proposals {
         self.pending.front().is_some_and(|proposal| proposal.index < index)
     }
 
+    pub(crate) fn has_from(&self, index: u64) -> bool {
+        self.pending.back().is_some_and(|proposal| proposal.index >= index)
+    }
+
     /// Gives up waiting for proposals older than `since_ms`; they stay, because they may still be applied.
     pub(crate) fn abandon_older_than(&mut self, since_ms: u64) -> Vec<CallId> {
         let mut calls = Vec::new();
@@ -472,6 +478,9 @@ impl Queued {
     /// An entry is granted: the calls that wait for nothing else.
     pub(crate) fn take_granted(&mut self, key: &SharedBytes) -> Vec<QueuedCall> {
         let mut granted = Vec::new();
+        if self.by_key.is_empty() {
+            return granted;
+        }
         for call in self.by_key.remove(key).unwrap_or_default() {
             let Some(queued) = self.calls.get_mut(&call) else { continue };
             queued.awaited.retain(|awaited| awaited != key);
@@ -484,7 +493,7 @@ impl Queued {
 
     /// An entry is gone: the calls that waited for it.
     pub(crate) fn take_ended(&mut self, key: &SharedBytes) -> Vec<QueuedCall> {
-        let calls = self.by_key.get(key).cloned().unwrap_or_default();
+        let Some(calls) = self.by_key.get(key).cloned() else { return Vec::new() };
         calls.into_iter().filter_map(|call| self.take_call(call)).collect()
     }
 

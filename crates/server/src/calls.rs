@@ -264,6 +264,9 @@ impl Mailbox {
             for (call, answer) in grants {
                 waiting.fill(call, answer);
             }
+            if has_granted {
+                waiting.deliver_along(&mut mail.answers);
+            }
             // The tasks that were granted something run before those that hear the rest: one turn of the
             // runtime, in which the grant is on its way already.
             if has_granted && !mail.is_empty() {
@@ -305,6 +308,18 @@ impl Waiting {
                 // A stream that was dropped meanwhile says so to the replica itself.
                 let _ = sender.send(notice);
             }
+        }
+    }
+
+    /// A session that was woken reads all that there is: what else has come for it goes along, and need not be sent
+    /// by itself.
+    fn deliver_along(&mut self, answers: &mut Vec<(CallId, Answer)>) {
+        let is_woken = |(call, _): &mut (CallId, Answer)| {
+            session_of(*call).is_some_and(|session| !self.sessions[session].mail.is_empty())
+        };
+        let along: Vec<_> = answers.extract_if(.., is_woken).collect();
+        for (call, answer) in along {
+            self.fill(call, answer);
         }
     }
 
@@ -510,6 +525,25 @@ mod tests {
         assert_eq!(heard(&mut sessions[0]).await, [calls[4], calls[2], calls[0]]);
         assert_eq!(heard(&mut sessions[1]).await, [calls[5], calls[3], calls[1]]);
         assert!(heard(&mut sessions[0]).await.is_empty());
+        tokio::task::spawn_blocking(move || driver.stop()).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_else_has_come_for_a_session_goes_along_with_its_grants() {
+        let directory = tempfile::tempdir().unwrap();
+        let (driver, mailbox) = mailbox(directory.path());
+        let [mut granted, mut other] = [mailbox.open_session().unwrap(), mailbox.open_session().unwrap()];
+        let [grant, along, later] = [granted.open_call(), granted.open_call(), other.open_call()];
+        let unary = mailbox.open_call();
+        let mut answers = vec![(later, answer()), (along, answer()), (unary.call, answer())];
+        {
+            let mut waiting = mailbox.lock();
+            waiting.fill(grant, answer());
+            waiting.deliver_along(&mut answers);
+        }
+        assert_eq!(heard(&mut granted).await, [grant, along]);
+        assert_eq!(answers.iter().map(|(call, _)| *call).collect::<Vec<_>>(), [later, unary.call]);
+        drop((unary, granted, other));
         tokio::task::spawn_blocking(move || driver.stop()).await.unwrap();
     }
 

@@ -133,9 +133,9 @@ impl Member {
 
     /// Waits until the lock is granted, unless it was asked for without waiting. Dropping the future leaves
     /// the queue.
-    pub async fn lock(&self, lock: Lock) -> Result<At<Locked>, Failure> {
+    pub async fn lock(&self, lock: Box<Lock>) -> Result<At<Locked>, Failure> {
         let leave = Leave { key: entry_key(&lock.name, lock.lease).into(), call: lock.call };
-        let answer = self.call_or_leave(false, Some(leave), |call| Input::Lock { call, lock: Box::new(lock) }).await?;
+        let answer = self.call_or_leave(false, Some(leave), |call| Input::Lock { call, lock }).await?;
         answer.map(|answered| match answered {
             Answered::Lock(reply) => Locked::Held(reply),
             Answered::Reply(Reply::Busy(busy)) => Locked::Busy(busy),

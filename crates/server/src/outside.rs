@@ -5,13 +5,14 @@ use std::sync::LazyLock;
 use bytes::Bytes;
 use prost::Message;
 use tenure_api::etcdserverpb::{DeleteRangeRequest, PutRequest, RangeRequest, TxnRequest};
-use tenure_api::tenure::v1::{BarrierRequest, CampaignRequest, LockRequest, UnlockRequest};
+use tenure_api::tenure::v1::{BarrierRequest, CampaignRequest, LockRequest, SessionRequest, UnlockRequest};
 use tenure_machine::Command;
 
 use crate::http::gateway::paths::PATHS;
 use crate::http::gateway::transcode::{Method, Splitter};
 use crate::limits::Limits;
 use crate::run::descriptors;
+use crate::services::asked::{self, Asked, AskedFor};
 use crate::services::websocket_message::Request;
 use crate::services::{convert, lock_request as request};
 
@@ -37,14 +38,30 @@ pub fn lock_request(kind: u8, bytes: &[u8]) -> Option<Command> {
     const CALL: u128 = 1;
     let bytes = Bytes::copy_from_slice(bytes);
     match kind % 4 {
-        0 => request::lock(LockRequest::decode(bytes).ok()?, CALL).ok().map(Box::new).map(Command::Lock),
+        0 => request::lock(LockRequest::decode(bytes).ok()?, CALL).ok().map(Command::Lock),
         1 => {
             let UnlockRequest { name, more_names, fencing_token, .. } = UnlockRequest::decode(bytes).ok()?;
             request::unlock(name, more_names, fencing_token, 0).ok().map(Command::Unlock)
         }
-        2 => request::campaign(CampaignRequest::decode(bytes).ok()?, CALL).ok().map(Box::new).map(Command::Lock),
-        _ => request::barrier(BarrierRequest::decode(bytes).ok()?, CALL).ok().map(Box::new).map(Command::Lock),
+        2 => request::campaign(CampaignRequest::decode(bytes).ok()?, CALL).ok().map(Command::Lock),
+        _ => request::barrier(BarrierRequest::decode(bytes).ok()?, CALL).ok().map(Command::Lock),
     }
+}
+
+/// The command that a request on a session becomes, if it is sound and a lock or an unlock: as it is read, and as prost
+/// reads it.
+pub fn session_request(bytes: &[u8]) -> [Option<Command>; 2] {
+    let whole = Bytes::copy_from_slice(bytes);
+    let read = asked::decode(&whole, &whole).ok();
+    let expected = SessionRequest::decode(bytes).ok().map(Asked::from);
+    [read, expected].map(|asked| match asked?.what {
+        AskedFor::Lock(mut asked) => {
+            asked.lock.lease = 1;
+            asked.check().ok().map(Command::Lock)
+        }
+        AskedFor::Unlock(unlock) => request::check_unlock(unlock).ok().map(Command::Unlock),
+        AskedFor::Other(_) => None,
+    })
 }
 
 /// A body for the JSON gateway, and the message it becomes as if it were the answer.

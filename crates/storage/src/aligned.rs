@@ -49,10 +49,6 @@ impl AlignedBuffer {
         self.put(&[value]);
     }
 
-    pub(crate) fn put_u32(&mut self, value: u32) {
-        self.put(&value.to_le_bytes());
-    }
-
     pub(crate) fn put_u64(&mut self, value: u64) {
         self.put(&value.to_le_bytes());
     }

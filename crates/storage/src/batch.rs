@@ -24,6 +24,8 @@ const POSITION: u8 = 1;
 const HARD_STATE: u8 = 2;
 const ENTRY: u8 = 3;
 const RESET: u8 = 4;
+/// Kind, index, term, kind of entry, and two lengths.
+const ENTRY_HEAD_BYTES: usize = 1 + 8 + 8 + 1 + 4 + 4;
 
 /// What is known of the log at some point: enough to go on without what came before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -109,19 +111,21 @@ pub(crate) fn put_hard_state(buffer: &mut AlignedBuffer, hard_state: &HardState)
 }
 
 pub(crate) fn put_entry(buffer: &mut AlignedBuffer, entry: &Entry) {
-    buffer.put_u8(ENTRY);
-    buffer.put_u64(entry.index);
-    buffer.put_u64(entry.term);
-    buffer.put_u8(entry.kind);
+    let mut head = [0; ENTRY_HEAD_BYTES];
+    head[0] = ENTRY;
+    head[1..9].copy_from_slice(&entry.index.to_le_bytes());
+    head[9..17].copy_from_slice(&entry.term.to_le_bytes());
+    head[17] = entry.kind;
     // Lengths fit: the log refuses longer entries before it comes here.
-    buffer.put_u32(entry.context.len() as u32);
-    buffer.put_u32(entry.data.len() as u32);
+    head[18..22].copy_from_slice(&(entry.context.len() as u32).to_le_bytes());
+    head[22..26].copy_from_slice(&(entry.data.len() as u32).to_le_bytes());
+    buffer.put(&head);
     buffer.put(&entry.context);
     buffer.put(&entry.data);
 }
 
 pub(crate) fn entry_record_bytes(entry: &Entry) -> usize {
-    1 + 8 + 8 + 1 + 4 + 4 + entry.context.len() + entry.data.len()
+    ENTRY_HEAD_BYTES + entry.context.len() + entry.data.len()
 }
 
 pub(crate) fn put_reset(buffer: &mut AlignedBuffer, index: u64, term: u64) {

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::deadlock;
-use super::{LockEntry, Queue, entry_key, would_grant};
+use super::{LockEntry, Queue, entry_key, entry_key_at_hand, would_grant};
 use crate::change::{Change, Place};
 use crate::mvcc::shared;
 use crate::{
@@ -24,19 +24,25 @@ impl View {
         if lock.lease <= 0 {
             return Err(Refusal::LeaseNotFound);
         }
-        let epoch = self.leases.epoch(lock.lease).ok_or(Refusal::LeaseNotFound)?;
-        check_epoch(Some(epoch), lock.epoch)?;
+        let lease = self.leases.get(lock.lease).ok_or(Refusal::LeaseNotFound)?;
+        check_epoch(Some(lease.epoch), lock.epoch)?;
+        // A session's locks are held by its client: one name for all of them.
+        let holder = if lease.client[..] == lock.holder[..] { lease.client.clone() } else { shared(&lock.holder) };
+        if self.is_free_for(lock)
+            && let Some(reply) = self.lock_free(change, lock, &holder)
+        {
+            return Ok(reply);
+        }
         let keys: SmallVec<[_; 1]> = names(lock).map(|name| entry_key(name, lock.lease)).collect();
         let there = keys.iter().filter(|key| self.store.live(key).is_some()).count();
         if there > 0 {
             return self.lock_again(change, lock, &keys, there);
         }
         self.check_growth()?;
-        let (mut busy, mut is_free) = (None, lock.more_names.is_empty());
+        let mut busy = None;
         for name in names(lock) {
             let queue = self.locks.queue(name);
             queue.map_or(Ok(()), Queue::check_room)?;
-            is_free &= queue.is_none();
             if !would_grant(queue, lock.mode) {
                 busy.get_or_insert(name);
             }
@@ -51,13 +57,31 @@ impl View {
                 return Err(Refusal::Deadlock { cycle });
             }
         }
-        let place = Place { lock, is_free: is_free && busy.is_none() };
-        let mut places = keys.iter().map(|key| {
+        let mut places = names(lock).zip(&keys).map(|(name, key)| {
+            let place = Place { lock, name, holder: &holder, is_free: false };
             let written = self.write(change, key, Some(place), |_| (lock.value[..].into(), lock.lease));
             written.kv.key.clone()
         });
         let (key, more_keys) = (places.next().unwrap_or_default(), places.collect());
         Ok(Reply::Lock(lock_reply(key, more_keys, change.revision, false)))
+    }
+
+    /// Whether it asks for one lock in which nobody is, and nothing but its own key can be in the way. So it is with
+    /// nearly all.
+    fn is_free_for(&self, lock: &Lock) -> bool {
+        lock.more_names.is_empty()
+            && self.check_growth().is_ok()
+            && would_grant(None, lock.mode)
+            && self.locks.queue(&lock.name).is_none()
+    }
+
+    /// Takes such a lock, with one look at the keys; None if there is a key where the entry would be.
+    fn lock_free(&mut self, change: &mut Change, lock: &Lock, holder: &SharedBytes) -> Option<Reply> {
+        let key = entry_key_at_hand(&lock.name, lock.lease);
+        let written = self.store.create(change.revision, &key, &lock.value, lock.lease)?;
+        let place = Place { lock, name: &lock.name, holder, is_free: true };
+        self.follow(change, &written, Some(place));
+        Some(Reply::Lock(lock_reply(written.kv.key.clone(), Vec::new(), change.revision, false)))
     }
 
     /// The same lease asks again: same places, same token. To ask for more than it has is refused, because
@@ -156,7 +180,9 @@ impl View {
         for name in &unlock.names {
             let Some(queue) = self.locks.queue(name) else { continue };
             let entry = queue.holder(unlock.token).ok_or(Refusal::NotTheHolder)?;
-            check_epoch(self.leases.epoch(entry.lease), unlock.epoch)?;
+            if unlock.epoch != 0 {
+                check_epoch(self.leases.epoch(entry.lease), unlock.epoch)?;
+            }
             held.push((name, entry.clone(), queue.len() == 1));
         }
         let released = !held.is_empty();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use imbl::Vector;
 
 use super::cost;
-use crate::{KeyValue, Revision, SharedBytes};
+use crate::{KeyValue, LeaseId, Revision, SharedBytes};
 
 #[derive(Clone)]
 pub(crate) struct KeyRecord {
@@ -91,6 +91,10 @@ impl KeyRecord {
         }
         (gone, freed)
     }
+}
+
+pub(crate) fn first_version(key: SharedBytes, value: Box<[u8]>, lease: LeaseId, revision: Revision) -> Arc<KeyValue> {
+    Arc::new(KeyValue { key, value, create_revision: revision, mod_revision: revision, version: 1, lease })
 }
 
 pub(crate) fn tombstone(key: SharedBytes, revision: Revision) -> Arc<KeyValue> {

@@ -129,19 +129,8 @@ impl Store {
         content: impl FnOnce(Option<&KeyValue>) -> (Box<[u8]>, LeaseId),
     ) -> Written {
         let Some(record) = self.keys.get_mut(key) else {
-            let key: SharedBytes = Arc::from(key);
             let (value, lease) = content(None);
-            let kv = Arc::new(KeyValue {
-                key: key.clone(),
-                value,
-                create_revision: revision,
-                mod_revision: revision,
-                version: 1,
-                lease,
-            });
-            self.keys.insert(key, KeyRecord::new(kv.clone()));
-            self.count_put(&kv, None);
-            return Written { kv, prev: None };
+            return self.insert(keys::first_version(Arc::from(key), value, lease, revision));
         };
         let prev = record.live().cloned();
         let (value, lease) = content(prev.as_deref());
@@ -160,6 +149,26 @@ impl Store {
         record.push(kv.clone());
         self.count_put(&kv, prev.as_deref());
         Written { kv, prev }
+    }
+
+    /// Writes the first version of `key`; none if it is live.
+    pub fn create(&mut self, revision: Revision, key: &[u8], value: &[u8], lease: LeaseId) -> Option<Written> {
+        let Some(record) = self.keys.get_mut(key) else {
+            return Some(self.insert(keys::first_version(Arc::from(key), value.into(), lease, revision)));
+        };
+        if record.live().is_some() {
+            return None;
+        }
+        let kv = keys::first_version(record.newest.key.clone(), value.into(), lease, revision);
+        record.push(kv.clone());
+        self.count_put(&kv, None);
+        Some(Written { kv, prev: None })
+    }
+
+    fn insert(&mut self, kv: Arc<KeyValue>) -> Written {
+        self.keys.insert(kv.key.clone(), KeyRecord::new(kv.clone()));
+        self.count_put(&kv, None);
+        Written { kv, prev: None }
     }
 
     /// Leaves a tombstone; none if `key` was not live.

@@ -268,16 +268,22 @@ impl Restore {
 
     fn recent(&mut self, reader: &mut Reader) -> ReadResult<()> {
         let (name, token, lease) = (reader.bytes()?, reader.signed()?, reader.signed()?);
-        let holder = RecentHolder {
+        let entry = LockEntry {
             key: entry_key(name, lease).into(),
             token,
             lease,
             mode: decode_mode(reader)?,
+            last_joiner: None,
             owner: shared(reader.bytes()?),
             holder: shared(reader.bytes()?),
             metadata: shared(reader.bytes()?),
+            together: Arc::default(),
             joined_wall_ms: reader.varint()?,
-            granted_wall_ms: reader.varint()?,
+            granted_wall_ms: Some(reader.varint()?),
+            slot: 0,
+        };
+        let holder = RecentHolder {
+            entry: Arc::new(entry),
             ended_wall_ms: reader.varint()?,
             cause: match reader.byte()? {
                 0 => LockEnd::Released,

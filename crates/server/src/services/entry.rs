@@ -1,7 +1,8 @@
 //! What every rpc passes, around the server that tonic generated.
 //!
 //! Before the handler: a caller that demands a leader is refused where none is known. For it: until when the caller
-//! waits ([`crate::member`]). After it: an answer whose bytes were prepared elsewhere takes the place of the empty one
+//! waits ([`crate::member`]); and the body of a stream that the handler reads itself is kept from tonic
+//! ([`super::framed`]). After it: an answer whose bytes were prepared elsewhere takes the place of the empty one
 //! that tonic would encode ([`super::large`]), and a request that was too long to be read is refused in etcd's words.
 
 use std::convert::Infallible;
@@ -18,8 +19,10 @@ use tonic::server::NamedService;
 use tower::Service;
 
 use super::errors;
+use super::framed;
 use super::large::LargeAnswer;
 use super::leader::{self, HasLeader};
+use super::tenure_lock::SESSION_PATH;
 use crate::member::ALMOST_UP;
 
 #[derive(Clone)]
@@ -56,6 +59,7 @@ where
             return Passing::Refused;
         }
         let almost_up = time_left(request.headers()).map(|left| Instant::now() + (left - left / 10));
+        let request = if request.uri().path() == SESSION_PATH { framed::set_aside(request) } else { request };
         Passing::Handled { answer: self.server.call(request), almost_up }
     }
 }
@@ -109,6 +113,9 @@ fn finish(mut response: Response<Body>) -> Response<Body> {
     // tonic leaves the status of a call that failed among the extensions.
     if let Some(unread) = response.extensions().get::<Status>().and_then(errors::unread) {
         return unread.into_http();
+    }
+    if let Some(body) = framed::taken_from(&mut response) {
+        return response.map(|_| Body::new(body));
     }
     match response.extensions_mut().remove::<LargeAnswer>().and_then(|large| large.take()) {
         Some(body) => response.map(|_| Body::new(body)),

@@ -57,7 +57,7 @@ pub struct Place {
 /// Waits until the entry is the first of its queue.
 pub async fn take_place(shared: &Shared, place: Place) -> Result<At<LockReply>, Status> {
     let Place { name, lease, value, overwrite } = place;
-    let lock = machine::Lock {
+    let lock = Box::new(machine::Lock {
         name,
         lease,
         call: shared.member.draw_call(),
@@ -65,7 +65,7 @@ pub async fn take_place(shared: &Shared, place: Place) -> Result<At<LockReply>, 
         value,
         overwrite,
         ..Default::default()
-    };
+    });
     let at = shared.member.lock(lock).await.map_err(errors::failed_within)?;
     let At { value, revision, term } = at;
     match value {

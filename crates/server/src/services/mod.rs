@@ -11,7 +11,8 @@
 //! `hasleader` metadata, answers whose bytes were prepared elsewhere) is done once there. The services
 //! run on network threads that each serve many connections, so nothing here may take long on one:
 //! long reads and large encodings go to blocking threads ([`large`], [`watch`], [`snapshot`]), and a
-//! stream produces only as fast as its client reads ([`produced`]).
+//! stream produces only as fast as its client reads ([`produced`]). The messages of sessions pass tonic by
+//! ([`framed`]).
 
 mod answer;
 mod auth;
@@ -20,6 +21,7 @@ pub(crate) mod convert;
 mod election;
 mod entry;
 pub(crate) mod errors;
+mod framed;
 mod kv;
 mod large;
 mod leader;
@@ -35,7 +37,7 @@ mod watch;
 mod watching;
 mod websocket;
 
-pub(crate) use tenure_lock::request as lock_request;
+pub(crate) use tenure_lock::{asked, request as lock_request};
 pub(crate) use websocket::message as websocket_message;
 
 use std::sync::{Arc, OnceLock};

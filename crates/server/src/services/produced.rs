@@ -4,7 +4,6 @@
 //! no task to spawn and to end, no channel to wake across, and nothing is produced ahead. hyper asks
 //! only while the client has room to receive, so a client that stops reading stops the producer.
 
-use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -23,10 +22,10 @@ where
 }
 
 /// What was produced and not read yet.
-struct Tray<T>(Arc<Mutex<VecDeque<T>>>);
+struct Tray<T>(Arc<Mutex<Option<T>>>);
 
 impl<T> Tray<T> {
-    fn lock(&self) -> MutexGuard<'_, VecDeque<T>> {
+    fn lock(&self) -> MutexGuard<'_, Option<T>> {
         self.0.lock().expect("no panic while the tray is locked")
     }
 }
@@ -50,19 +49,9 @@ pub struct Emitter<T> {
 impl<T> Emitter<T> {
     /// Hands an item to the reader; returns when the reader comes back for the next one.
     pub async fn emit(&mut self, item: T) {
-        self.tray.lock().push_back(item);
-        self.taken().await
-    }
-
-    /// The same with all of these, which are read without asking the producer for each.
-    pub async fn emit_all(&mut self, items: impl IntoIterator<Item = T>) {
-        self.tray.lock().extend(items);
-        self.taken().await
-    }
-
-    async fn taken(&mut self) {
-        // No waker: whoever takes the last item polls this producer again to get another.
-        poll_fn(|_| match self.tray.lock().is_empty() {
+        *self.tray.lock() = Some(item);
+        // No waker: whoever takes the item polls this producer again to get another.
+        poll_fn(|_| match self.tray.lock().is_none() {
             true => Poll::Ready(()),
             false => Poll::Pending,
         })
@@ -80,7 +69,7 @@ impl<T> Stream for Produced<T> {
     type Item = T;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<T>> {
-        if let Some(item) = self.tray.lock().pop_front() {
+        if let Some(item) = self.tray.lock().take() {
             return Poll::Ready(Some(item));
         }
         let Some(producer) = &mut self.producer else { return Poll::Ready(None) };
@@ -88,7 +77,7 @@ impl<T> Stream for Produced<T> {
         if is_done {
             self.producer = None;
         }
-        let item = self.tray.lock().pop_front();
+        let item = self.tray.lock().take();
         match item {
             Some(item) => Poll::Ready(Some(item)),
             None if is_done => Poll::Ready(None),
@@ -119,23 +108,6 @@ mod tests {
             assert_eq!(made.load(Ordering::Relaxed), number);
         }
         assert_eq!(stream.next().await, None);
-        assert_eq!(stream.next().await, None);
-    }
-
-    #[tokio::test(flavor = "current_thread")]
-    async fn what_is_emitted_together_is_read_before_more_is_produced() {
-        let made = Arc::new(AtomicUsize::new(0));
-        let counter = made.clone();
-        let mut stream = produced(move |mut emitter| async move {
-            for round in 0..2 {
-                counter.fetch_add(1, Ordering::Relaxed);
-                emitter.emit_all([round * 2, round * 2 + 1]).await;
-            }
-        });
-        for number in 0..4 {
-            assert_eq!(stream.next().await, Some(number));
-            assert_eq!(made.load(Ordering::Relaxed), 1 + number / 2);
-        }
         assert_eq!(stream.next().await, None);
     }
 

@@ -39,8 +39,7 @@ pub fn lock(view: &View, name: &[u8], times: &[Option<LeaseStatus>]) -> Describe
         }
         predecessor_key = key;
     }
-    let recent =
-        view.recent_holders().rev().filter(|holder| holder.name() == name).map(|holder| recent(holder)).collect();
+    let recent = view.recent_holders().rev().filter(|holder| holder.name() == name).map(recent).collect();
     DescribeResponse { header: None, name: text(name), holders, waiters, recent, now_unix_ms }
 }
 
@@ -99,7 +98,7 @@ pub fn recent(holder: &tenure_machine::RecentHolder) -> RecentHolder {
         metadata: Bytes::copy_from_slice(&holder.metadata),
         create_revision: holder.token,
         joined_unix_ms: holder.joined_wall_ms as i64,
-        granted_unix_ms: holder.granted_wall_ms as i64,
+        granted_unix_ms: holder.granted_wall_ms.unwrap_or(0) as i64,
         ..Holder::default()
     };
     RecentHolder { holder: Some(described), end: end(holder.cause).into(), ended_unix_ms: holder.ended_wall_ms as i64 }

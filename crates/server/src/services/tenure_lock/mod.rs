@@ -33,6 +33,7 @@ use tonic::transport::server::TcpConnectInfo;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::errors;
+use super::framed::{self, Messages};
 use super::kv::unexpected;
 use super::observe_election::{Words, observe};
 use super::produced::{Emitter, Produced, produced};
@@ -40,6 +41,10 @@ use super::{Shared, authorize};
 use crate::member::{At, Locked};
 pub(super) use session::Connected;
 pub use session::Sessions;
+pub(crate) use session::asked;
+
+/// Its messages are read and written by [`session`] itself, see [`framed`].
+pub const SESSION_PATH: &str = "/tenure.v1.LockService/Session";
 
 pub struct TenureLockService(pub Arc<Shared>);
 
@@ -260,17 +265,19 @@ impl LockService for TenureLockService {
         }
     }
 
-    type SessionStream = Produced<Result<SessionResponse, Status>>;
+    /// Of what tonic would encode, which is nothing.
+    type SessionStream = tokio_stream::Empty<Result<SessionResponse, Status>>;
 
     async fn session(
         &self,
-        request: Request<Streaming<SessionRequest>>,
+        mut request: Request<Streaming<SessionRequest>>,
     ) -> Result<Response<Self::SessionStream>, Status> {
         authorize("Session", request.metadata())?;
         let address = request.extensions().get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
         let shared = self.0.clone();
-        let requests = request.into_inner();
-        Ok(Response::new(produced(|emitter| session::serve(shared, requests, address, emitter))))
+        let requests = Messages::of(&mut request, shared.config.limits.message_bytes());
+        let pieces = produced(|emitter| session::serve(shared, requests, address, emitter));
+        Ok(framed::respond(pieces, tokio_stream::empty()))
     }
 }
 
@@ -280,7 +287,7 @@ impl TenureLockService {
         self.acquire(request::lock(asked, self.0.member.draw_call())?, timeout_ms).await
     }
 
-    async fn acquire(&self, lock: Lock, timeout_ms: Option<i64>) -> Result<Response<LockResponse>, Status> {
+    async fn acquire(&self, lock: Box<Lock>, timeout_ms: Option<i64>) -> Result<Response<LockResponse>, Status> {
         let name = lock.name.clone();
         let asked = Asked { name: name.clone(), lease: lock.lease, holder: lock.holder.clone(), mode: lock.mode };
         match timeout_ms {

@@ -5,8 +5,13 @@
 //! of losses by itself. A session that comes back on another stream, here or at another member,
 //! raises the epoch of its lease: whatever the older stream had still under way has no effect then.
 //! A stream that breaks gives nothing up: its places stay until the lease ends.
+//!
+//! What is asked is read by [`asked`], what is told is written by [`told`]: both are many small messages.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+pub(crate) mod asked;
+mod told;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::future::{Future, poll_fn};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::net::SocketAddr;
@@ -16,31 +21,33 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tenure_api::tenure::v1::session_request::Request as Asked;
-use tenure_api::tenure::v1::session_response::Response as Told;
+use tenure_api::tenure::v1::session_request::Request;
+use tenure_api::tenure::v1::session_response::Response;
 use tenure_api::tenure::v1::{
-    LeaderChanged, LockRequest, SessionClosed, SessionGranted, SessionHeld, SessionLock, SessionLost, SessionOpen,
-    SessionOpened, SessionQueued, SessionRefused, SessionRenewed, SessionRequest, SessionResponse, SessionSummary,
-    SessionUnlock, SessionUnlocked, SessionWarning,
+    LeaderChanged, SessionClosed, SessionGranted, SessionHeld, SessionLost, SessionOpen, SessionOpened, SessionQueued,
+    SessionRefused, SessionRenewed, SessionSummary, SessionUnlocked, SessionWarning,
 };
 use tenure_machine::lock::entry_key;
-use tenure_machine::{BusyReply, Command, LeaseGrant, LeaseId, Leave, LockReply, Mode, Reply};
+use tenure_machine::{BusyReply, Command, LeaseGrant, LeaseId, Leave, LockReply, Mode, Reply, Unlock};
 use tenure_replica::{Answered, CallId, Consistency, Failure, Input, SessionNotice};
 use tokio::time::{Instant, Sleep};
-use tokio_stream::Stream;
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Status};
 
+use self::asked::{Asked, AskedFor};
+use self::told::Told;
+use super::request::AskedLock;
 use super::{describe, failed, header, request, sign};
 use crate::calls::{OpenSession, SessionMail};
 use crate::member::At;
+use crate::services::framed::Messages;
 use crate::services::produced::Emitter;
 use crate::services::{Shared, errors};
 
 /// Requests of one session that are under way at once; beyond it no more are read. Locks that wait in
 /// their queues do not count: behind them renewals must still be heard.
 const IN_FLIGHT: usize = 4096;
-/// Responses gathered before they are sent on.
-const OUT_AT_ONCE: usize = 256;
+/// Bytes of responses gathered before they are sent on.
+const TOLD_AT_ONCE: usize = 16 * 1024;
 
 /// The sessions whose streams this process carries.
 #[derive(Default)]
@@ -87,20 +94,21 @@ impl Sessions {
 
 pub async fn serve(
     shared: Arc<Shared>,
-    mut requests: Streaming<SessionRequest>,
+    mut requests: Messages,
     address: Option<SocketAddr>,
-    mut emitter: Emitter<Result<SessionResponse, Status>>,
+    mut emitter: Emitter<Result<Bytes, Status>>,
 ) {
-    let opened = open(shared, &mut requests, address).await;
-    let (mut session, opened) = match opened {
-        Ok(opened) => opened,
+    let mut session = match open(shared, &mut requests, address).await {
+        Ok(session) => session,
         Err(status) => return emitter.emit(Err(status)).await,
     };
-    emitter.emit(Ok(opened)).await;
+    emitter.emit(Ok(session.told.take())).await;
     let mut alarm = pin!(tokio::time::sleep_until(session.next_wake()));
     loop {
         let step = poll_fn(|context| session.poll(&mut requests, alarm.as_mut(), context)).await;
-        emitter.emit_all(session.out.drain(..).map(Ok)).await;
+        if !session.told.is_empty() {
+            emitter.emit(Ok(session.told.take())).await;
+        }
         match step {
             Ok(Flow::GoesOn) => {}
             Ok(Flow::Ended) => return,
@@ -131,7 +139,7 @@ struct Session {
     renewed_at: Instant,
     is_warned: bool,
     closed: bool,
-    out: VecDeque<SessionResponse>,
+    told: Told,
 }
 
 /// For calls, which are counted.
@@ -161,20 +169,28 @@ struct UnderWay {
 }
 
 enum What {
-    Lock { name: Bytes, mode: Mode, holder: Bytes, leave: Leave, timeout: Option<Instant> },
+    Lock { name: Bytes, mode: Mode, holder: Bytes, joiner: u128, timeout: Option<Instant> },
     Unlock,
     Renew { came: Instant },
     Close,
 }
 
+impl What {
+    /// What waits for long must not keep all in memory that came along with it.
+    fn let_go_of_request(&mut self) {
+        if let What::Lock { name, holder, .. } = self {
+            (*name, *holder) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(holder));
+        }
+    }
+}
+
 /// The first request says which session it is; the answer says what it has.
-async fn open(
-    shared: Arc<Shared>,
-    requests: &mut Streaming<SessionRequest>,
-    address: Option<SocketAddr>,
-) -> Result<(Session, SessionResponse), Status> {
-    let first = requests.message().await?;
-    let Some(SessionRequest { number, request: Some(Asked::Open(asked)) }) = first else {
+async fn open(shared: Arc<Shared>, requests: &mut Messages, address: Option<SocketAddr>) -> Result<Session, Status> {
+    let first = poll_fn(|context| requests.poll_next(context, asked::decode)).await.transpose()?;
+    let Some(Asked { number, what: AskedFor::Other(request) }) = first else {
+        return Err(Status::invalid_argument("a session begins with open"));
+    };
+    let Some(Request::Open(asked)) = *request else {
         return Err(Status::invalid_argument("a session begins with open"));
     };
     let SessionOpen { session_id, ttl_ms, client_id } = asked;
@@ -210,7 +226,9 @@ async fn open(
         held: held(&view, lease),
         header: header(&shared, &view),
     };
-    let session = Session {
+    let mut told = Told::default();
+    told.add(number, Response::Opened(Box::new(opened)));
+    Ok(Session {
         shared,
         stream,
         lease,
@@ -224,9 +242,8 @@ async fn open(
         renewed_at: came,
         is_warned: false,
         closed: false,
-        out: VecDeque::new(),
-    };
-    Ok((session, SessionResponse { number, response: Some(Told::Opened(Box::new(opened))) }))
+        told,
+    })
 }
 
 fn held(view: &At<tenure_machine::View>, lease: LeaseId) -> Vec<SessionHeld> {
@@ -240,11 +257,11 @@ impl Session {
     /// Takes all that has come, from the replica, from the client and of time; ready when there is something to say.
     fn poll(
         &mut self,
-        requests: &mut Streaming<SessionRequest>,
+        requests: &mut Messages,
         mut alarm: Pin<&mut Sleep>,
         context: &mut Context<'_>,
     ) -> Poll<Result<Flow, Status>> {
-        while self.out.len() < OUT_AT_ONCE
+        while self.told.len() < TOLD_AT_ONCE
             && let Poll::Ready(mail) = self.stream.poll_next(context)
         {
             match mail {
@@ -269,16 +286,12 @@ impl Session {
             // The next alarm is set when this is polled again.
             context.waker().wake_by_ref();
         }
-        if self.out.is_empty() { Poll::Pending } else { Poll::Ready(Ok(Flow::GoesOn)) }
+        if self.told.is_empty() { Poll::Pending } else { Poll::Ready(Ok(Flow::GoesOn)) }
     }
 
-    fn take_requests(
-        &mut self,
-        requests: &mut Streaming<SessionRequest>,
-        context: &mut Context<'_>,
-    ) -> Result<Flow, Status> {
+    fn take_requests(&mut self, requests: &mut Messages, context: &mut Context<'_>) -> Result<Flow, Status> {
         while self.under_way.len() - self.queued.len() < IN_FLIGHT
-            && let Poll::Ready(asked) = Pin::new(&mut *requests).poll_next(context)
+            && let Poll::Ready(asked) = requests.poll_next(context, asked::decode)
         {
             match asked {
                 Some(Ok(asked)) => self.take(asked)?,
@@ -289,75 +302,71 @@ impl Session {
         Ok(Flow::GoesOn)
     }
 
-    fn take(&mut self, asked: SessionRequest) -> Result<(), Status> {
-        let SessionRequest { number, request } = asked;
+    fn take(&mut self, asked: Asked) -> Result<(), Status> {
+        let Asked { number, what } = asked;
         if number <= self.number {
             let text = format!("request {number} comes after {}: numbers must grow", self.number);
             return Err(Status::invalid_argument(text));
         }
         self.number = number;
-        match request {
-            Some(Asked::Lock(asked)) => self.lock(number, asked),
-            Some(Asked::Unlock(SessionUnlock { name, more_names, fencing_token })) => {
-                match request::unlock(name, more_names, fencing_token, self.epoch) {
-                    Ok(unlock) => {
-                        let command = Command::Unlock(unlock);
-                        self.call(number, What::Unlock, |call| Input::Propose { call, command });
-                    }
-                    Err(status) => self.refuse(number, &status),
+        match what {
+            AskedFor::Lock(asked) => self.lock(number, asked),
+            AskedFor::Unlock(unlock) => match request::check_unlock(Unlock { epoch: self.epoch, ..unlock }) {
+                Ok(unlock) => {
+                    let command = Command::Unlock(unlock);
+                    self.call(number, What::Unlock, |call| Input::Propose { call, command });
                 }
-            }
-            Some(Asked::Renew(_)) => {
+                Err(status) => self.refuse(number, &status),
+            },
+            AskedFor::Other(request) => self.take_other(number, *request)?,
+        }
+        Ok(())
+    }
+
+    fn take_other(&mut self, number: u64, request: Option<Request>) -> Result<(), Status> {
+        match request {
+            Some(Request::Renew(_)) => {
                 self.shared.process_wide.sessions.seen(self.lease);
                 let (lease, epoch) = (self.lease, self.epoch);
                 let what = What::Renew { came: Instant::now() };
                 self.call(number, what, |call| Input::KeepAlive { call, lease, epoch });
             }
-            Some(Asked::Cancel(asked)) => {
+            Some(Request::Cancel(asked)) => {
                 if let Some(call) = self.call_of(asked.number) {
                     self.give_up(call, Code::Cancelled, "cancelled");
                 }
             }
-            Some(Asked::Close(_)) => {
+            Some(Request::Close(_)) => {
                 let command = Command::LeaseRevoke { lease: self.lease };
                 self.call(number, What::Close, |call| Input::Propose { call, command });
             }
-            Some(Asked::Open(_)) => return Err(Status::invalid_argument("this stream has its session already")),
-            None => return Err(Status::invalid_argument("an empty request")),
+            Some(Request::Open(_)) => return Err(Status::invalid_argument("this stream has its session already")),
+            // Locks and unlocks are no others.
+            Some(Request::Lock(_) | Request::Unlock(_)) | None => {
+                return Err(Status::invalid_argument("an empty request"));
+            }
         }
         Ok(())
     }
 
-    fn lock(&mut self, number: u64, asked: SessionLock) {
+    fn lock(&mut self, number: u64, mut asked: AskedLock) {
         if self.under_way.len() >= self.shared.config.limits.leases_per_client {
             return self.refuse(number, &Status::resource_exhausted("too many locks are waited for on this session"));
         }
         let timeout_ms = asked.timeout_ms.filter(|timeout_ms| *timeout_ms > 0);
-        let value = asked.value;
-        let asked = LockRequest {
-            name: asked.name,
-            more_names: asked.more_names,
-            lease_id: self.lease,
-            metadata: asked.metadata,
-            timeout_ms: asked.timeout_ms,
-            mode: asked.mode,
-            slots: asked.slots,
-            holder_id: asked.holder_id,
-            owner: asked.owner,
-        };
-        let lock = request::lock(asked, self.shared.member.draw_call());
-        let mut lock = match lock.and_then(|lock| request::stand(lock, value)) {
+        (asked.lock.lease, asked.lock.epoch) = (self.lease, self.epoch);
+        asked.lock.call = self.shared.member.draw_call();
+        let mut lock = match asked.check() {
             Ok(lock) => lock,
             Err(status) => return self.refuse(number, &status),
         };
-        lock.epoch = self.epoch;
         if lock.holder.is_empty() {
             lock.holder = self.client.clone();
         }
-        let leave = Leave { key: entry_key(&lock.name, lock.lease).into(), call: lock.call };
         let timeout = timeout_ms.map(|timeout_ms| Instant::now() + Duration::from_millis(timeout_ms as u64));
-        let what = What::Lock { name: lock.name.clone(), mode: lock.mode, holder: lock.holder.clone(), leave, timeout };
-        self.call(number, what, |call| Input::Lock { call, lock: Box::new(lock) });
+        let (name, holder) = (lock.name.clone(), lock.holder.clone());
+        let what = What::Lock { name, mode: lock.mode, holder, joiner: lock.call, timeout };
+        self.call(number, what, |call| Input::Lock { call, lock });
     }
 
     fn call_of(&self, number: u64) -> Option<CallId> {
@@ -382,19 +391,20 @@ impl Session {
     fn hear(&mut self, mail: SessionMail) -> Result<(), Status> {
         match mail {
             SessionMail::Queued { call, ahead } => {
-                if let Some(UnderWay { number, .. }) = self.under_way.get(&call) {
+                if let Some(UnderWay { number, what }) = self.under_way.get_mut(&call) {
                     let number = *number;
+                    what.let_go_of_request();
                     self.queued.insert(number, call);
-                    self.tell(number, Told::Queued(SessionQueued { ahead: ahead as u64 }));
+                    self.tell(number, Response::Queued(SessionQueued { ahead: ahead as u64 }));
                 }
             }
             SessionMail::Notice(SessionNotice::Lost { name, token, cause }) => {
                 let name = describe::text(&name);
                 let lost = SessionLost { name, fencing_token: token, cause: describe::end(cause).into() };
-                self.tell(0, Told::Lost(lost));
+                self.tell(0, Response::Lost(lost));
             }
             SessionMail::Notice(SessionNotice::LeaderChanged { leader, term }) => {
-                self.tell(0, Told::LeaderChanged(LeaderChanged { leader_id: leader, raft_term: term }));
+                self.tell(0, Response::LeaderChanged(LeaderChanged { leader_id: leader, raft_term: term }));
             }
             // A session watches nothing.
             SessionMail::LockWatch(_) => {}
@@ -428,21 +438,21 @@ impl Session {
                     slot: reply.slot,
                     signature: self.signature(&name, mode, &holder, &reply),
                 };
-                self.tell(number, Told::Granted(granted));
+                self.tell(number, Response::Granted(granted));
             }
             (_, Ok(Answered::Reply(Reply::Busy(busy)))) => self.tell_busy(number, Code::Aborted, "busy", &busy),
             (_, Ok(Answered::Reply(Reply::Unlocked { released }))) => {
-                self.tell(number, Told::Unlocked(SessionUnlocked { released }));
+                self.tell(number, Response::Unlocked(SessionUnlocked { released }));
             }
             (What::Renew { came }, Ok(Answered::KeptAlive { ttl_ms: Some(ttl_ms) })) => {
                 (self.renewed_at, self.ttl_ms, self.is_warned) = (came, ttl_ms, false);
-                self.tell(number, Told::Renewed(SessionRenewed { ttl_ms: ttl_ms as i64 }));
+                self.tell(number, Response::Renewed(SessionRenewed { ttl_ms: ttl_ms as i64 }));
             }
             // The session is over: nothing that it asks can succeed any more.
             (What::Renew { .. }, Ok(_)) => return Err(errors::LEASE_NOT_FOUND.into()),
             (What::Close, Ok(_)) => {
                 self.closed = true;
-                self.tell(number, Told::Closed(SessionClosed {}));
+                self.tell(number, Response::Closed(SessionClosed {}));
             }
             (_, Ok(other)) => return Err(Status::internal(format!("an unexpected answer: {other:?}"))),
             (What::Renew { .. } | What::Close, Err(failure)) => return Err(failed(failure)),
@@ -466,7 +476,8 @@ impl Session {
         if !matches!(self.under_way.get(&call), Some(UnderWay { what: What::Lock { .. }, .. })) {
             return;
         }
-        if let Some((number, What::Lock { name, leave, .. })) = self.end_call(call) {
+        if let Some((number, What::Lock { name, joiner, .. })) = self.end_call(call) {
+            let leave = Leave { key: entry_key(&name, self.lease).into(), call: joiner };
             self.stream.gather(Input::CancelLock { call, leave });
             self.tell_busy(number, code, why, &BusyReply { name, holder: None, waiting: 0 });
         }
@@ -482,7 +493,7 @@ impl Session {
             self.is_warned = true;
             let ends = self.renewed_at + Duration::from_millis(self.ttl_ms);
             let remaining_ms = ends.saturating_duration_since(now).as_millis() as i64;
-            self.tell(0, Told::Warning(SessionWarning { remaining_ms }));
+            self.tell(0, Response::Warning(SessionWarning { remaining_ms }));
         }
     }
 
@@ -500,7 +511,7 @@ impl Session {
         let holder = busy.holder.as_ref().map(|entry| describe::entry(entry, None));
         let refused =
             SessionRefused { code: code.into(), message: message.to_owned(), holder, waiting: busy.waiting as u64 };
-        self.tell(number, Told::Refused(Box::new(refused)));
+        self.tell(number, Response::Refused(Box::new(refused)));
     }
 
     fn refuse(&mut self, number: u64, status: &Status) {
@@ -509,11 +520,11 @@ impl Session {
             message: status.message().to_owned(),
             ..SessionRefused::default()
         };
-        self.tell(number, Told::Refused(Box::new(refused)));
+        self.tell(number, Response::Refused(Box::new(refused)));
     }
 
-    fn tell(&mut self, number: u64, response: Told) {
-        self.out.push_back(SessionResponse { number, response: Some(response) });
+    fn tell(&mut self, number: u64, response: Response) {
+        self.told.add(number, response);
     }
 }
 
