@@ -353,6 +353,27 @@ fn a_learner_stays_one_until_it_is_promoted() {
     assert!(said.contains("can only promote a learner member"), "{said}");
 }
 
+/// What one that was killed between joining and voting leaves behind is a learner with that note.
+#[test]
+fn one_that_ended_before_it_could_vote_goes_on_to_ask_for_it() {
+    let mut cluster = Cluster::start(1);
+    let peer = cluster.members[0].peer.clone();
+    let mut joining = Member::new(cluster.directory.path(), "n2");
+    joining.start(&["--name", "n2", "--join", &peer, "--learner"]);
+    cluster.members.push(joining);
+    eventually("it has joined", || (cluster.role(0, "n2")? == "learner").then_some(()));
+    let note = cluster.members[1].data.join("CANDIDATE");
+    cluster.members[1].kill();
+    cluster.members[1].start(&[]);
+    eventually("it is back", || (cluster.members[1].run(&["put", "a", "b"]).code == Some(0)).then_some(()));
+    assert_eq!(cluster.role(0, "n2").unwrap(), "learner", "without the note it stays one");
+    cluster.members[1].kill();
+    std::fs::write(&note, "").unwrap();
+    cluster.members[1].start(&[]);
+    eventually("it votes", || (cluster.role(0, "n2")? == "voter").then_some(()));
+    eventually("the note is gone", || (!note.exists()).then_some(()));
+}
+
 #[test]
 fn a_member_that_is_removed_stops_and_says_so() {
     let mut cluster = Cluster::start(3);

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use prost_reflect::DescriptorPool;
 use tenure_replica::{Consistency, MemberChange};
-use tenure_storage::Identity;
+use tenure_storage::{Candidacy, Fault, Identity, OpenError, OsDisk};
 use tokio::sync::oneshot;
 use tonic_health::ServingStatus;
 use tonic_health::pb::health_server::HealthServer;
@@ -131,6 +131,7 @@ async fn live(
     let identity = data.identity;
     let replica_config = replica_config(&config, &data);
     let threads = config.network_thread_count();
+    let candidacy = Arc::new(data.store.candidacy());
     let (outbox, orders) = Outbox::new(identity.member_id, config.limits.peer_message_bytes());
     outbox.set_members(data.boot.machine.state().members());
     let peer_settings = PeerPortSettings {
@@ -188,7 +189,7 @@ async fn live(
             move |info, open| Connection::new(front.clone(), info, open)
         }
     };
-    let mut settling = tokio::spawn(settle(member.clone(), config.clone()));
+    let mut settling = tokio::spawn(settle(member.clone(), config.clone(), candidacy));
     let (network, end) = {
         // Peers come in while the start still waits: they are what it waits for.
         let mut peer_accept = std::pin::pin!(accept_peers(&peers, peer_listener, peer_fault, &outbox, identity));
@@ -252,11 +253,23 @@ async fn accept_peers(
 
 /// Makes this member known, and a voter if it came to be one. Alone this takes one write; without a quorum, or
 /// while it catches up, it goes on in the background.
-async fn settle(member: Member, config: Arc<Config>) {
+async fn settle(member: Member, config: Arc<Config>, candidacy: Arc<Candidacy<OsDisk>>) {
     publish::publish(member.clone(), &config).await;
-    if config.join.is_some() && !config.learner {
+    let asks = config.join.is_some() || on_disk(&candidacy, Candidacy::is_set).await;
+    if asks && !config.learner {
         promote(&member).await;
     }
+    on_disk(&candidacy, |candidacy| candidacy.set(false)).await;
+}
+
+/// On a thread that may wait. What fails here fails again where it matters; this can be asked for again.
+async fn on_disk<T: Default + Send + 'static>(
+    candidacy: &Arc<Candidacy<OsDisk>>,
+    work: impl FnOnce(&Candidacy<OsDisk>) -> Result<T, Fault> + Send + 'static,
+) -> T {
+    let candidacy = candidacy.clone();
+    let done = tokio::task::spawn_blocking(move || work(&candidacy)).await;
+    done.ok().and_then(|done| done.inspect_err(|fault| tracing::warn!(%fault)).ok()).unwrap_or_default()
 }
 
 fn gone() -> RunError {
@@ -298,6 +311,8 @@ async fn open(config: &Config, found: Option<Found>) -> Result<Data, RunError> {
         }
         Found::Empty(blank) => *blank,
     };
+    let is_candidate = config.join.is_some() && !config.learner;
+    blank.candidacy().set(is_candidate).map_err(|fault| DataError::from(OpenError::from(fault)))?;
     let beginning = match (&config.join, &config.cluster) {
         (Some(address), _) => {
             let directory_id = data::draw_directory_id();

@@ -7,6 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::disk::Disk;
+use crate::segment::Next;
 
 #[derive(Debug)]
 pub(crate) struct Background<D: Disk> {
@@ -61,14 +62,23 @@ impl<D: Disk> Drop for Background<D> {
 }
 
 impl Jobs {
-    /// Rests for as long as nobody waits; true if the work is to end.
-    pub(crate) fn rest(&self, time: Duration) -> bool {
-        let state = self.lock();
-        if time.is_zero() {
-            return state.cancelled;
+    /// Rests once, and then for as long as the work is not behind and nobody waits for it. Says how to go on.
+    pub(crate) fn next(&self, rest: Duration, is_behind: impl Fn() -> bool) -> Next {
+        let mut state = self.lock();
+        loop {
+            if state.cancelled {
+                return Next::Cancelled;
+            }
+            if rest.is_zero() || state.hurried {
+                return Next::InHaste;
+            }
+            let is_left = |state: &mut State| !state.hurried && !state.cancelled;
+            let rested = self.hurry.wait_timeout_while(state, rest, is_left);
+            state = rested.unwrap_or_else(PoisonError::into_inner).0;
+            if is_left(&mut state) && is_behind() {
+                return Next::AtEase;
+            }
         }
-        let rested = self.hurry.wait_timeout_while(state, time, |state| !state.hurried && !state.cancelled);
-        rested.unwrap_or_else(PoisonError::into_inner).0.cancelled
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -94,9 +104,10 @@ mod tests {
     fn nobody_waits_for_work_that_rests() {
         let background = Background::new(OsDisk::default());
         let (sender, receiver) = std::sync::mpsc::channel();
-        let work = move |jobs: &Jobs| sender.send(jobs.rest(Duration::from_secs(3600))).expect("somebody listens");
+        let hour = Duration::from_secs(3600);
+        let work = move |jobs: &Jobs| sender.send(jobs.next(hour, || false)).expect("somebody listens");
         background.start(work).unwrap();
         background.wait();
-        assert!(!receiver.recv().unwrap(), "it was hurried, not cancelled");
+        assert_eq!(receiver.recv().unwrap(), Next::InHaste);
     }
 }

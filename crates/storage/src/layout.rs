@@ -9,6 +9,8 @@ pub(crate) const STAMP_TEMPORARY: &str = "STAMP.tmp";
 /// The data directories of the other members.
 pub(crate) const PEERS: &str = "PEERS";
 pub(crate) const PEERS_TEMPORARY: &str = "PEERS.tmp";
+/// Its presence says that this member is to become a voter.
+pub(crate) const CANDIDATE: &str = "CANDIDATE";
 const TEMPORARY: &str = ".tmp";
 
 /// What a name in the directory means.
@@ -18,6 +20,7 @@ pub(crate) enum Name {
     Stamp,
     StampTemporary,
     Peers,
+    Candidate,
     Segment { sequence: u64 },
     Snapshot { index: u64, term: u64 },
     Temporary,
@@ -31,6 +34,7 @@ impl Name {
             STAMP => return Self::Stamp,
             STAMP_TEMPORARY => return Self::StampTemporary,
             PEERS => return Self::Peers,
+            CANDIDATE => return Self::Candidate,
             PEERS_TEMPORARY => return Self::Temporary,
             _ => {}
         }
@@ -90,6 +94,7 @@ mod tests {
         assert_eq!(Name::parse(&snapshot_temporary_name(9, 2, 31)), Name::Temporary);
         assert_eq!(Name::parse(STAMP), Name::Stamp);
         assert_eq!(Name::parse(PEERS), Name::Peers);
+        assert_eq!(Name::parse(CANDIDATE), Name::Candidate);
         assert_eq!(Name::parse(PEERS_TEMPORARY), Name::Temporary);
         assert_eq!(Name::parse(STAMP_TEMPORARY), Name::StampTemporary);
     }

@@ -21,12 +21,14 @@
 mod aligned;
 mod background;
 mod batch;
+mod candidacy;
 mod disk;
 mod error;
 mod layout;
 mod log;
 mod memory_disk;
 mod os_disk;
+mod pace;
 mod peers;
 #[cfg(feature = "planted")]
 pub mod planted;
@@ -38,6 +40,7 @@ mod stamp;
 mod store;
 mod types;
 
+pub use candidacy::Candidacy;
 pub use disk::{Disk, DiskFile, Found};
 pub use error::{Fault, OpenError};
 pub use memory_disk::{MemoryDisk, MemoryFile, MemoryLock};

@@ -21,7 +21,8 @@ use crate::batch::{
 use crate::disk::{Disk, DiskFile};
 use crate::error::Fault;
 use crate::layout;
-use crate::segment::{self, Prepared, SEGMENT_HEADER_BYTES, SegmentHeader};
+use crate::pace::{BEGIN, Pace, Progress};
+use crate::segment::{self, Next, Prepared, SEGMENT_HEADER_BYTES, SegmentHeader};
 use crate::types::{Entry, Group, HardState};
 
 /// A batch stays well below what its 32-bit length can say.
@@ -88,6 +89,7 @@ pub(crate) struct Log<D: Disk> {
     buffer: AlignedBuffer,
     next_segment: Arc<Mutex<NextSegment<D::File>>>,
     background: Background<D>,
+    progress: Progress,
     poison: Option<String>,
 }
 
@@ -126,6 +128,7 @@ impl<D: Disk> Log<D> {
             buffer: empty_buffer(),
             next_segment: Arc::new(Mutex::new(NextSegment::None)),
             background,
+            progress: Progress::default(),
             poison: None,
         }
     }
@@ -316,12 +319,15 @@ impl<D: Disk> Log<D> {
         }
         let usual = if self.tail.is_none() { FIRST_SEGMENT_BYTES } else { u64::MAX }.min(self.place.segment_bytes);
         let bytes = usual.max(needed);
-        let prepared = segment::prepare(&self.place.disk, &self.place.directory, sequence, bytes, || false)?;
+        let in_haste = |_| Next::InHaste;
+        let prepared = segment::prepare(&self.place.disk, &self.place.directory, sequence, bytes, in_haste)?;
         prepared.ok_or_else(|| Fault::refused("cancelled"))
     }
 
     fn prepare_ahead(&mut self) {
-        let due = self.tail.as_ref().is_some_and(|tail| tail.offset >= tail.capacity / 4);
+        let Some(tail) = &self.tail else { return };
+        self.progress.set(tail.offset, tail.capacity);
+        let due = tail.offset as f64 >= tail.capacity as f64 * BEGIN;
         let mut next = lock(&self.next_segment);
         if !due || !matches!(*next, NextSegment::None) {
             return;
@@ -331,8 +337,10 @@ impl<D: Disk> Log<D> {
         let Place { disk, directory, segment_bytes, .. } = self.place.clone();
         let sequence = self.used.back().map_or(1, |segment| segment.sequence + 1);
         let slot = Arc::clone(&self.next_segment);
+        let pace = Pace::new(segment_bytes, self.progress.clone());
         let started = self.background.start(move |jobs| {
-            let prepared = segment::prepare(&disk, &directory, sequence, segment_bytes, || jobs.rest(disk.rest()));
+            let next = |written| jobs.next(disk.rest(), || pace.is_behind(written));
+            let prepared = segment::prepare(&disk, &directory, sequence, segment_bytes, next);
             *lock(&slot) = match prepared {
                 Ok(Some(prepared)) => NextSegment::Ready(prepared),
                 Ok(None) => NextSegment::None,

@@ -28,7 +28,7 @@ struct Shared<D: Disk> {
     directory: PathBuf,
     /// The directory of each member, by the member's id. As it is on disk.
     known: Mutex<BTreeMap<u64, u128>>,
-    _lock: Arc<D::Lock>,
+    lock: Arc<D::Lock>,
 }
 
 /// How a member that says whose directory it has compares to what was known of it.
@@ -51,7 +51,11 @@ impl<D: Disk> Clone for Peers<D> {
 
 impl<D: Disk> Peers<D> {
     pub(crate) fn new(disk: D, directory: PathBuf, known: BTreeMap<u64, u128>, lock: Arc<D::Lock>) -> Self {
-        Self { shared: Arc::new(Shared { disk, directory, known: Mutex::new(known), _lock: lock }) }
+        Self { shared: Arc::new(Shared { disk, directory, known: Mutex::new(known), lock }) }
+    }
+
+    pub(crate) fn directory_lock(&self) -> Arc<D::Lock> {
+        self.shared.lock.clone()
     }
 
     /// Takes note of a member's directory at first contact. Durable on return.

@@ -19,8 +19,18 @@ pub(crate) const SEGMENT_HEADER_BYTES: usize = SECTOR_BYTES;
 
 const MAGIC: &[u8; 8] = b"TENURLOG";
 const FIELDS_BYTES: usize = 8 + 4 + 4 + 8 + 16 + 8;
-/// Each is synced: so little is in flight that the log's own syncs are not held up for long by the zeroes.
+/// So little is in flight, and synced at once where there is time, that the log's own syncs are not held up for long.
 const SLICE_BYTES: usize = 256 << 10;
+const SYNC_BYTES_IN_HASTE: u64 = 1 << 20;
+
+/// What is to be done behind a slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// There is time: what was written is synced before anything else is.
+    AtEase,
+    InHaste,
+    Cancelled,
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SegmentHeader {
@@ -87,13 +97,13 @@ pub(crate) struct Prepared<F> {
     pub bytes: u64,
 }
 
-/// Writes the zeroes. `cancelled` is asked between slices, and may take its time; `None` if it said yes.
+/// Writes the zeroes. `next` is asked between slices how to go on, and may take its time; `None` if that was cancelled.
 pub(crate) fn prepare<D: Disk>(
     disk: &D,
     directory: &Path,
     sequence: u64,
     bytes: u64,
-    cancelled: impl Fn() -> bool,
+    next: impl Fn(u64) -> Next,
 ) -> Result<Option<Prepared<D::File>>, Fault> {
     let temporary = directory.join(layout::segment_temporary_name(sequence));
     let path = directory.join(layout::segment_name(sequence));
@@ -101,19 +111,24 @@ pub(crate) fn prepare<D: Disk>(
     let written = (|| {
         let mut file = disk.create(&temporary)?;
         let zeroes = vec![0; SLICE_BYTES.min(bytes as usize)];
-        let mut offset = 0;
+        let (mut offset, mut synced) = (0, 0);
         loop {
-            if cancelled() {
+            let next = next(offset);
+            if next == Next::Cancelled {
                 return Ok(false);
             }
             let length = (bytes - offset).min(zeroes.len() as u64);
             file.write_at(&zeroes[..length as usize], offset)?;
             offset += length;
-            file.sync_data()?;
             if offset == bytes {
                 break;
             }
+            if next == Next::AtEase || offset - synced >= SYNC_BYTES_IN_HASTE {
+                file.sync_data()?;
+                synced = offset;
+            }
         }
+        file.sync_data()?;
         disk.rename(&temporary, &path)?;
         disk.sync_directory(directory)?;
         Ok(true)

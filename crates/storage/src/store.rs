@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::batch::Position;
+use crate::candidacy::Candidacy;
 use crate::disk::{Disk, Found};
 use crate::error::{Fault, OpenError};
 use crate::layout::{self, Name};
@@ -132,6 +133,10 @@ impl<D: Disk> Store<D> {
         self.peers.clone()
     }
 
+    pub fn candidacy(&self) -> Candidacy<D> {
+        Candidacy::new(self.disk.clone(), self.directory.clone(), self.peers.directory_lock())
+    }
+
     pub fn snapshot_reader(&self) -> Result<SnapshotReader<D>, Fault> {
         self.snapshots.reader()
     }
@@ -246,6 +251,11 @@ impl<D: Disk> Store<D> {
 }
 
 impl<D: Disk> Blank<D> {
+    /// Can be set before the directory is anybody's.
+    pub fn candidacy(&self) -> Candidacy<D> {
+        Candidacy::new(self.disk.clone(), self.directory.clone(), self.lock.clone())
+    }
+
     /// Makes the directory a member's: its first snapshot, an empty log behind it, and, last of all, the
     /// stamp. A crash before the end leaves a directory that opens as empty again.
     pub fn initialise<C: AsRef<[u8]>>(
