@@ -361,7 +361,8 @@ fn one_that_ended_before_it_could_vote_goes_on_to_ask_for_it() {
     let mut joining = Member::new(cluster.directory.path(), "n2");
     joining.start(&["--name", "n2", "--join", &peer, "--learner"]);
     cluster.members.push(joining);
-    eventually("it has joined", || (cluster.role(0, "n2")? == "learner").then_some(()));
+    eventually("it has joined", || (cluster.members[1].run(&["put", "a", "b"]).code == Some(0)).then_some(()));
+    assert_eq!(cluster.role(0, "n2").unwrap(), "learner");
     let note = cluster.members[1].data.join("CANDIDATE");
     cluster.members[1].kill();
     cluster.members[1].start(&[]);
@@ -372,6 +373,18 @@ fn one_that_ended_before_it_could_vote_goes_on_to_ask_for_it() {
     cluster.members[1].start(&[]);
     eventually("it votes", || (cluster.role(0, "n2")? == "voter").then_some(()));
     eventually("the note is gone", || (!note.exists()).then_some(()));
+}
+
+/// It would begin a cluster of its own, though others list it already.
+#[test]
+fn one_that_ended_while_it_joined_does_not_begin_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut joining = Member::new(directory.path(), "n2");
+    std::fs::create_dir(&joining.data).unwrap();
+    std::fs::write(joining.data.join("CANDIDATE"), "").unwrap();
+    joining.start(&[]);
+    let said = joining.ended(1);
+    assert!(said.contains("start it with --join again"), "{said}");
 }
 
 #[test]

@@ -67,6 +67,8 @@ pub enum RunError {
     Control(std::io::Error),
     #[error(transparent)]
     Join(#[from] JoinError),
+    #[error("this member ended while it joined a cluster, and knows nothing of it: start it with --join again")]
+    Unjoined,
     #[error("this member was removed from the cluster: its data directory is of no use to it any more")]
     Removed,
     /// In the words of the member that knows it so.
@@ -311,8 +313,7 @@ async fn open(config: &Config, found: Option<Found>) -> Result<Data, RunError> {
         }
         Found::Empty(blank) => *blank,
     };
-    let is_candidate = config.join.is_some() && !config.learner;
-    blank.candidacy().set(is_candidate).map_err(|fault| DataError::from(OpenError::from(fault)))?;
+    note_candidacy(config, &blank.candidacy())?;
     let beginning = match (&config.join, &config.cluster) {
         (Some(address), _) => {
             let directory_id = data::draw_directory_id();
@@ -325,6 +326,15 @@ async fn open(config: &Config, found: Option<Found>) -> Result<Data, RunError> {
         (None, None) => Beginning::alone(),
     };
     Ok(data::begin(blank, beginning)?)
+}
+
+/// Before it joins, so that it is known however it ends.
+fn note_candidacy(config: &Config, candidacy: &Candidacy<OsDisk>) -> Result<(), RunError> {
+    let failed = |fault| RunError::from(DataError::from(OpenError::from(fault)));
+    if config.join.is_none() && config.cluster.is_none() && candidacy.is_set().map_err(failed)? {
+        return Err(RunError::Unjoined);
+    }
+    candidacy.set(config.join.is_some() && !config.learner).map_err(failed)
 }
 
 /// A member that starts again knows its cluster; flags that name another one are a mistake.
