@@ -179,8 +179,8 @@ impl Queue {
 
     /// What waits goes to this connection from now on, for as long as the guard is kept.
     pub(crate) fn attach(&self, socket: Arc<OwnedWriteHalf>) -> Attached<'_> {
-        *lock(&self.wire) = Some(Wire { socket, outgoing: BytesMut::new() });
-        Attached(self)
+        *lock(&self.wire) = Some(Wire { socket: socket.clone(), outgoing: BytesMut::new() });
+        Attached { queue: self, socket }
     }
 
     /// Resolves when something waits that the connection did not take.
@@ -262,11 +262,15 @@ impl Queue {
 }
 
 /// A connection that is in use.
-pub(crate) struct Attached<'a>(&'a Queue);
+pub(crate) struct Attached<'a> {
+    queue: &'a Queue,
+    socket: Arc<OwnedWriteHalf>,
+}
 
 impl Drop for Attached<'_> {
     fn drop(&mut self) {
-        *lock(&self.0.wire) = None;
+        // A newer one may have taken its place.
+        lock(&self.queue.wire).take_if(|wire| Arc::ptr_eq(&wire.socket, &self.socket));
     }
 }
 
