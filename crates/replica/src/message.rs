@@ -61,6 +61,7 @@ pub(crate) enum PeerMessage {
     /// The leader of `term` still led after it was asked this, see [`crate::vouch`].
     Vouch {
         term: u64,
+        committed: u64,
         question: Bytes,
     },
     /// The leader of `term` has not proposed these, and will not.
@@ -188,8 +189,8 @@ pub(crate) fn removed(cluster: u64, applied: u64) -> Bytes {
     encode_numbers(tag::REMOVED, [cluster, applied]).into()
 }
 
-pub(crate) fn vouch(term: u64, question: &[u8]) -> Bytes {
-    let mut into = encode_numbers(tag::VOUCH, [term]);
+pub(crate) fn vouch(term: u64, committed: u64, question: &[u8]) -> Bytes {
+    let mut into = encode_numbers(tag::VOUCH, [term, committed]);
     put_bytes(&mut into, question);
     into.into()
 }
@@ -260,7 +261,11 @@ fn decode_own(tag: u8, reader: &mut Reader, whole: &Bytes) -> ReadResult<PeerMes
         },
         tag::PRESENCE => PeerMessage::Presence { cluster: reader.varint()?, applied: reader.varint()? },
         tag::REMOVED => PeerMessage::Removed { cluster: reader.varint()?, applied: reader.varint()? },
-        tag::VOUCH => PeerMessage::Vouch { term: reader.varint()?, question: whole.slice_ref(reader.bytes()?) },
+        tag::VOUCH => PeerMessage::Vouch {
+            term: reader.varint()?,
+            committed: reader.varint()?,
+            question: whole.slice_ref(reader.bytes()?),
+        },
         _ => return Err("unknown kind of message"),
     })
 }

@@ -217,16 +217,17 @@ impl Reads {
         self.vouched.push((index, Waiting { since_ms: now_ms, what }));
     }
 
-    /// It has come, for all entries up to this one.
-    pub(crate) fn confirm_vouched(&mut self, upto: u64) {
+    /// It has come, for all entries up to the first, and holds once the second is applied.
+    pub(crate) fn confirm_vouched(&mut self, upto: u64, committed: u64) {
         if self.vouched.is_empty() {
             return;
         }
         let (confirmed, rest) = std::mem::take(&mut self.vouched).into_iter().partition(|(index, _)| *index <= upto);
         self.vouched = rest;
         let confirmed: Vec<(u64, Waiting)> = confirmed;
-        // They are applied already.
-        self.confirmed.extend(confirmed.into_iter().map(|(index, waiting)| (index, vec![waiting])));
+        if !confirmed.is_empty() {
+            self.confirmed.push_back((committed, confirmed.into_iter().map(|(_, waiting)| waiting).collect()));
+        }
     }
 
     /// It has not come for a while: these are asked about in the usual way.

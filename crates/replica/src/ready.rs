@@ -49,7 +49,7 @@ impl Replica {
                 // To raft such questions have no term.
                 message.term = 0;
             }
-            let (kind, term, index) = (message.msg_type(), message.term, message.index);
+            let (kind, term, index, commit) = (message.msg_type(), message.term, message.index, message.commit);
             let along = match kind {
                 MessageType::MsgAppend | MessageType::MsgAppendResponse => std::mem::take(&mut message.context),
                 _ => Default::default(),
@@ -58,7 +58,7 @@ impl Replica {
             self.note_role();
             if !along.is_empty() {
                 match kind {
-                    MessageType::MsgAppend => self.take_vouch(from, term, &along),
+                    MessageType::MsgAppend => self.take_vouch(from, term, commit, &along),
                     _ => self.take_question(from, term, index, along),
                 }
             }

@@ -445,8 +445,8 @@ impl Replica {
             Some(PeerMessage::Transfer { term, to }) => self.take_transfer(from, term, to),
             Some(PeerMessage::Presence { cluster, applied }) => self.take_presence(from, cluster, applied),
             Some(PeerMessage::Removed { cluster, applied }) => self.take_removed(from, cluster, applied),
-            Some(PeerMessage::Vouch { term, question }) => {
-                self.take_vouch(from, term, &question);
+            Some(PeerMessage::Vouch { term, committed, question }) => {
+                self.take_vouch(from, term, committed, &question);
                 self.do_confirmed();
             }
             None => {}

@@ -11,6 +11,9 @@
 //!   the vote that the leader needs (see `is_confirmed_by`); elsewhere members ask in the usual way.
 //! - A *leader* that commits an entry of its own term has heard of a majority since it made the entry.
 //!
+//! The word is of the state as far as the leader has committed then: a member that lags tells the grant only when it has
+//! applied all of that, and the grant still stands.
+//!
 //! A word counts only for a member that has been awake all the time and has not lost its leader: what lay in its buffers
 //! meanwhile may be old. After a pause, and with another leader, everything is asked for in the usual way.
 
@@ -30,8 +33,9 @@ pub(crate) struct Vouches {
     last_number: u64,
     /// Asked and not answered: number, and the last entry that had come by then. Oldest first.
     asked: VecDeque<(u64, u64)>,
-    /// The leader has vouched for all entries up to this one.
+    /// The leader has vouched for all entries up to the first, when it had committed the second.
     vouched_upto: u64,
+    vouched_at: u64,
     /// What was in the log up to here may have come before a pause.
     doubtful_upto: u64,
     /// As a leader: the question that was heard last of each follower, and how far its log went.
@@ -53,7 +57,8 @@ impl Replica {
     pub(crate) fn tell_grant(&mut self, grant: Confirmed) {
         let (index, now_ms) = (self.machine.applied_index(), self.running_ms());
         if self.is_vouched(index) {
-            self.reads.gather_confirmed(grant, index, now_ms);
+            let committed = if self.is_leader() { self.node.raft.raft_log.committed } else { self.vouches.vouched_at };
+            self.reads.gather_confirmed(grant, committed.max(index), now_ms);
         } else if self.vouches.asked.back().is_some_and(|(_, upto)| index <= *upto) {
             self.reads.gather_vouched(grant, index, now_ms);
         } else {
@@ -122,23 +127,23 @@ impl Replica {
         self.vouches.owed.retain(|to, (question, upto)| {
             let is_due = *upto <= committed;
             if is_due {
-                outputs.push(Output::Send { to: *to, message: message::vouch(term, question) });
+                outputs.push(Output::Send { to: *to, message: message::vouch(term, committed, question) });
             }
             !is_due
         });
     }
 
-    /// The leader has answered.
-    pub(crate) fn take_vouch(&mut self, from: MemberId, term: u64, question: &[u8]) {
+    /// The leader has answered, when it had committed so much.
+    pub(crate) fn take_vouch(&mut self, from: MemberId, term: u64, committed: u64, question: &[u8]) {
         let raft = &self.node.raft;
         if raft.leader_id != from || raft.term != term {
             return;
         }
         let Some(number) = self.own_context(question) else { return };
         while let Some((_, upto)) = self.vouches.asked.front().filter(|(asked, _)| *asked <= number) {
-            self.vouches.vouched_upto = self.vouches.vouched_upto.max(*upto);
+            (self.vouches.vouched_upto, self.vouches.vouched_at) = (*upto, committed);
             self.vouches.asked.pop_front();
         }
-        self.reads.confirm_vouched(self.vouches.vouched_upto);
+        self.reads.confirm_vouched(self.vouches.vouched_upto, self.vouches.vouched_at);
     }
 }

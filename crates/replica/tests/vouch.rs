@@ -4,8 +4,9 @@
 mod harness;
 mod members;
 
+use bytes::Bytes;
 use harness::config;
-use members::{Cluster, MEMBERS, raft_message};
+use members::{Asked, Cluster, MEMBERS, raft_message};
 use raft::eraftpb::MessageType;
 use tenure_machine::*;
 use tenure_replica::{CallId, Config, Failure};
@@ -29,7 +30,11 @@ struct Story {
 
 impl Story {
     fn new(seed: u64, voters: &[MemberId], tells_at_leader: bool) -> Story {
-        let mut cluster = Cluster::of(seed, small_config(), voters, &[]);
+        Story::with(small_config(), seed, voters, tells_at_leader)
+    }
+
+    fn with(config: Config, seed: u64, voters: &[MemberId], tells_at_leader: bool) -> Story {
+        let mut cluster = Cluster::of(seed, config, voters, &[]);
         let leader = cluster.wait_for_leader();
         let mut others = voters.iter().copied().filter(|member| *member != leader);
         let (first, second) = (others.next().expect("a second"), others.next().expect("a third"));
@@ -100,6 +105,33 @@ fn a_follower_of_three_hears_with_the_commit_that_its_grant_stands() {
         story.cluster.run_until("the grant", |cluster| cluster.outcomes.contains_key(&waiting));
         assert_eq!(story.cluster.outcomes[&waiting], None);
         assert_eq!(story.questions(), 0, "seed {seed}: it asked");
+    }
+}
+
+/// Seed 160000844 of the simulation: the word came with the first of several messages that it lacked.
+#[test]
+fn a_follower_that_lags_applies_all_that_was_committed_before_it_tells() {
+    for seed in 0..10 {
+        let config = Config { inflight_bytes: 2000, ..small_config() };
+        let mut story = Story::with(config, seed, &MEMBERS, false);
+        let (leader, teller, other, waiting) = (story.leader, story.teller, story.other, story.waiting);
+        story.cluster.isolate(teller);
+        story.release();
+        story.cluster.run_until("the grant", |cluster| Story::has_granted(cluster, leader));
+        for key in ["a", "b", "c"] {
+            let (key, value) = (Bytes::from_static(key.as_bytes()), vec![7; 1500].into());
+            let put = Put { key, value, lease: 0, prev_kv: false, ignore_value: false, ignore_lease: false };
+            story.cluster.propose(leader, Asked::Other, Command::Put(put));
+            story.cluster.run(8);
+        }
+        story.cluster.delete(other, lock::entry_key(b"job", WAITER));
+        story.cluster.run_until("the end", |cluster| {
+            cluster.hosts[&leader].replica.machine().state().lock_queue(b"job").count() == 0
+        });
+        story.cluster.heal();
+        story.cluster.run_until("an answer", |cluster| cluster.outcomes.contains_key(&waiting));
+        let outcome = &story.cluster.outcomes[&waiting];
+        assert!(matches!(outcome, Some(Failure::EntryEnded(_))), "seed {seed}: {outcome:?}");
     }
 }
 

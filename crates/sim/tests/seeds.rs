@@ -4,7 +4,7 @@ use tenure_sim::{Report, Setting, TIMELINE_LINES, explain};
 
 /// Seeds that have found something, see `docs/found-by-simulation.md`. What a seed does changes with the traffic and
 /// the plan; what it found has a test of its own where the bug was, and is planted in `planted.rs`.
-const REGRESSIONS: [u64; 12] = [
+const REGRESSIONS: [u64; 13] = [
     188,
     549,
     1061,
@@ -17,6 +17,7 @@ const REGRESSIONS: [u64; 12] = [
     120_000_474,
     120_001_830,
     130_004_088,
+    160_000_844,
 ];
 
 fn run(seeds: impl IntoIterator<Item = u64>) -> Report {
