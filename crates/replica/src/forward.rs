@@ -196,7 +196,8 @@ impl Replica {
     /// What was held back goes into the log. Nobody waits for what came in another term: it is sent again.
     pub(crate) fn append_held_joins(&mut self) {
         for HeldJoin { term, from, boot, envelope, .. } in std::mem::take(&mut self.held_joins) {
-            if self.leading && term == self.node.raft.term {
+            // Of one that was removed meanwhile nobody knows what has had its effect already.
+            if self.leading && term == self.node.raft.term && self.is_member(from) {
                 self.take_command(from, boot, envelope);
             }
         }
