@@ -85,6 +85,41 @@ fn a_place_behind_others_goes_with_the_next_command() {
     assert_eq!(cluster.counts.grants, 2, "the next one's turn");
 }
 
+/// With a member that is removed goes what is known of its commands. A copy of one that comes behind the removal, and
+/// is held back like any place behind others, is not taken for new (seed 1794907519013).
+#[test]
+fn a_place_held_back_for_a_member_that_was_removed_is_not_taken_twice() {
+    let mut cluster = Cluster::new(1, Config { join_patience_ms: 50, ..small_config() });
+    let leader = cluster.wait_for_leader();
+    let follower = follower(&cluster);
+    for lease in 1..=4 {
+        cluster.grant(leader, lease);
+    }
+    cluster.run(30);
+    // More of them than commands will be under way: who comes then is held back.
+    for lease in 1..=3 {
+        cluster.lock(leader, lease);
+        cluster.run(80);
+    }
+    let before = cluster.status(leader).last_index;
+    cluster.copied = Some((follower, leader, COMMANDS));
+    cluster.lock(follower, 4);
+    cluster.run(20);
+    for member in MEMBERS {
+        cluster.host(member).disk_pace_ms = 15;
+    }
+    cluster.change(leader, MemberChange::Remove { id: follower, force: false });
+    cluster.run(2);
+    assert_eq!(cluster.status(leader).last_index, before + 2, "the place and the removal are under way");
+    assert!(cluster.status(leader).applied_index <= before, "and have no effect yet");
+    assert_eq!(cluster.copies.len(), 1);
+    cluster.deliver_copies();
+    cluster.run(200);
+    let status = cluster.status(leader);
+    assert_eq!((status.voters.len(), status.applied_index), (2, status.last_index), "it is removed");
+    assert_eq!(status.last_index, before + 2, "the copy is not in the log");
+}
+
 /// A leader tells every commit index at once, and raft answers each time.
 #[test]
 fn a_follower_says_once_what_it_has_and_writes_down_what_is_committed_with_what_comes_next() {

@@ -4,7 +4,7 @@ use tenure_sim::{Report, Setting, TIMELINE_LINES, explain};
 
 /// Seeds that have found something, see `docs/found-by-simulation.md`. What a seed does changes with the traffic and
 /// the plan; what it found has a test of its own where the bug was, and is planted in `planted.rs`.
-const REGRESSIONS: [u64; 13] = [
+const REGRESSIONS: [u64; 14] = [
     188,
     549,
     1061,
@@ -18,6 +18,7 @@ const REGRESSIONS: [u64; 13] = [
     120_001_830,
     130_004_088,
     160_000_844,
+    1_794_907_519_013,
 ];
 
 fn run(seeds: impl IntoIterator<Item = u64>) -> Report {
