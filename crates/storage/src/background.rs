@@ -9,6 +9,9 @@ use std::time::Duration;
 use crate::disk::Disk;
 use crate::segment::Next;
 
+/// How many rests it sleeps before it looks again whether it is behind.
+const RESTS_WHEN_NOT_BEHIND: u32 = 8;
+
 #[derive(Debug)]
 pub(crate) struct Background<D: Disk> {
     disk: D,
@@ -65,6 +68,7 @@ impl Jobs {
     /// Rests once, and then for as long as the work is not behind and nobody waits for it. Says how to go on.
     pub(crate) fn next(&self, rest: Duration, is_behind: impl Fn() -> bool) -> Next {
         let mut state = self.lock();
+        let mut pause = rest;
         loop {
             if state.cancelled {
                 return Next::Cancelled;
@@ -73,11 +77,13 @@ impl Jobs {
                 return Next::InHaste;
             }
             let is_left = |state: &mut State| !state.hurried && !state.cancelled;
-            let rested = self.hurry.wait_timeout_while(state, rest, is_left);
+            let rested = self.hurry.wait_timeout_while(state, pause, is_left);
             state = rested.unwrap_or_else(PoisonError::into_inner).0;
             if is_left(&mut state) && is_behind() {
                 return Next::AtEase;
             }
+            // To look costs a waking, and that is much beside a quiet log.
+            pause = rest * RESTS_WHEN_NOT_BEHIND;
         }
     }
 
