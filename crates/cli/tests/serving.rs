@@ -24,6 +24,17 @@ fn it_stops_cleanly_on_a_signal_and_keeps_what_it_had() {
     assert_eq!(tenure(&["get", "a", "--value-only", "--endpoints", &server.address]).ok(), "b\n");
 }
 
+/// Kernels before 4.19 do not tell.
+#[cfg(target_os = "linux")]
+#[test]
+fn it_takes_memory_in_small_pages() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = Server::start_in(directory.path());
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.id())).unwrap();
+    let told = status.lines().find_map(|line| line.strip_prefix("THP_enabled:"));
+    assert!(told.is_none_or(|enabled| enabled.trim() == "0"), "{status}");
+}
+
 #[test]
 fn mistakes_at_start_are_one_sentence_with_what_to_do() {
     let directory = tempfile::tempdir().unwrap();

@@ -122,7 +122,10 @@ impl Writer {
         if matches!(self.place, Place::Done) {
             return None;
         }
-        let mut chunk = Chunk { bytes: vec![FORMAT], target_bytes };
+        // Taken once, with room for the record that goes beyond: what grows by doubling is copied, and touches new pages.
+        let mut bytes = Vec::with_capacity(target_bytes + target_bytes / 8);
+        bytes.push(FORMAT);
+        let mut chunk = Chunk { bytes, target_bytes };
         loop {
             // Each writes what there is of its kind until the chunk is full.
             self.place = self.advance(&mut chunk);

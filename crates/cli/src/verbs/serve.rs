@@ -136,6 +136,7 @@ struct Tuning {
 
 impl Serve {
     pub fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+        refuse_huge_pages();
         let mut settings = global.file()?.member;
         let file_level = settings.remove("log-level");
         let file_level = file_level.as_ref().map(|level| level.as_str().context("log-level is a text")).transpose()?;
@@ -254,6 +255,14 @@ impl Greeting {
 }
 
 /// Adds what to do, where the error itself cannot know our flags.
+/// A batch's vectors come and go, and whenever the allocator gives them fresh memory the kernel would clear two megabytes
+/// for the few pages that are used: an eighth of the server's time under sessions, and the tail of everybody's latency
+/// (`bench/README.md`). A kernel that refuses this only takes longer.
+fn refuse_huge_pages() {
+    #[cfg(target_os = "linux")]
+    let _ = rustix::thread::disable_transparent_huge_pages(true);
+}
+
 fn advise(error: RunError) -> anyhow::Error {
     let advice = match &error {
         RunError::Data(DataError::Open(OpenError::InUse { .. })) => {
