@@ -148,6 +148,13 @@ struct Task {
     written: usize,
 }
 
+/// However the task ends, with its runtime too, nobody goes on waiting for it.
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.shared.lock().fail(Failure::Transport("the connection is not served any more".to_owned()));
+    }
+}
+
 impl Future for Task {
     type Output = ();
 

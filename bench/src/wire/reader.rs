@@ -317,4 +317,18 @@ mod tests {
         Decoder::new().decode(OK_TRAILERS, |name, value| fields.add(name, value)).unwrap();
         assert!(check_status(&fields).is_ok());
     }
+
+    #[test]
+    fn after_a_farewell_what_was_asked_is_still_answered() {
+        let (mut reader, mut streams) = started(Delivery::Whole);
+        let mut bytes = Vec::new();
+        put(&mut bytes, frame::GOAWAY, 0, 0, &[0, 0, 0, 1, 0, 0, 0, 0]);
+        put(&mut bytes, frame::HEADERS, frame::END_HEADERS, 1, OK_HEAD);
+        put(&mut bytes, frame::DATA, 0, 1, b"answer");
+        put(&mut bytes, frame::HEADERS, frame::END_HEADERS | frame::END_STREAM, 1, OK_TRAILERS);
+        assert_eq!(reader.read(&mut streams, &bytes), Ok(bytes.len()));
+        assert!(matches!(whole(&mut streams), Poll::Ready(Ok(bytes)) if bytes == b"answer"));
+        let failure = streams.start("/a/B", Delivery::Whole).unwrap_err();
+        assert_eq!(failure.to_string(), "the connection broke: the server is going away: NO_ERROR");
+    }
 }

@@ -66,6 +66,7 @@ async fn serve(builder: Builder) -> Server {
     let shared = crowd.clone();
     tokio::spawn(async move {
         let (socket, _) = listener.accept().await.unwrap();
+        socket.set_nodelay(true).unwrap();
         let mut connection = builder.handshake::<_, Bytes>(socket).await.unwrap();
         let mut calls = JoinSet::new();
         loop {
@@ -324,5 +325,23 @@ fn what_is_no_http_2_server_is_told() {
     test(async {
         let failure = Connection::open("not an address").await.err().unwrap();
         assert!(failure.to_string().contains("cannot connect: not an address"), "{failure}");
+    });
+}
+
+#[test]
+fn a_connection_whose_runtime_has_ended_is_told() {
+    let other = crate::drive::runtime().unwrap();
+    test(async {
+        let server = serve(h2::server::Builder::new()).await;
+        let address = server.address.clone();
+        let opening = other.spawn(async move { Connection::open(&address).await });
+        let (connection, other) =
+            tokio::task::spawn_blocking(move || (other.block_on(opening).unwrap().unwrap(), other)).await.unwrap();
+        let call = connection.call(&Method("/never"), Bytes::new());
+        let end = async {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            other.shutdown_background();
+        };
+        assert!(tokio::join!(call, end).0.unwrap_err().to_string().contains("not served any more"));
     });
 }
