@@ -1,7 +1,7 @@
 //! A load client for any server that speaks etcd's v3 API, and comparisons between servers.
 //!
 //! The client shares the machine with what it measures, so it has to be light: it speaks gRPC
-//! straight over `h2` ([`wire`]), with requests that are encoded before the clock starts, on a few
+//! over an HTTP/2 of its own ([`wire`]), with requests that are encoded before the clock starts, on a few
 //! threads with a runtime of their own each and the connections dealt out to them ([`drive`]).
 //!
 //! A [`Plan`] names workloads, servers and bounds. [`run`] takes each workload to every server in
