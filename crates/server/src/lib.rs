@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod authority;
+mod background;
 mod calls;
 pub mod config;
 pub mod data;

@@ -28,6 +28,7 @@ use tonic::codegen::StdError;
 use tonic::transport::server::TcpConnectInfo;
 
 use crate::authority::Named;
+use crate::background;
 use crate::config::Config;
 use crate::limits;
 use crate::metrics::{Counters, Metrics};
@@ -164,8 +165,7 @@ impl Network {
         let mut started = Vec::new();
         for (index, counters) in counters.into_iter().enumerate() {
             let (connections, accepted) = mpsc::unbounded_channel();
-            let runtime =
-                tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(ListenError::Thread)?;
+            let runtime = background::runtime().map_err(ListenError::Thread)?;
             let (serve, builder, phase) = (serve.clone(), builder.clone(), phase.subscribe());
             let thread = std::thread::Builder::new().name(format!("{name}-{index}"));
             let runtime_counters = counters.clone();

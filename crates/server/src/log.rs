@@ -12,6 +12,7 @@ use tenure_machine::snapshot::chunks;
 use tenure_replica::{Input, InstalledSnapshot, LogEntry, Persist, SaveSnapshot};
 use tenure_storage::{Entry, Fault, Group, HardState, OsDisk, SnapshotMeta, Snapshots, Store};
 
+use crate::background::give_way;
 use crate::data::CHUNK_BYTES;
 use crate::driver::{Ending, Turns};
 
@@ -224,15 +225,18 @@ impl LogThread {
         let cancelled = Arc::new(AtomicBool::new(false));
         let (index, turns, sender) = (save.index, self.turns.clone(), self.sender.clone());
         let (snapshots, flag) = (snapshots, cancelled.clone());
-        let write = move || match write_snapshot(&snapshots, save, &flag) {
-            Ok(Some((meta, bytes))) => {
-                let _ = sender.send(LogWork::SnapshotWritten { meta, bytes });
-            }
-            Ok(None) => {}
-            Err(fault) => {
-                tracing::warn!(index, %fault, "a snapshot could not be written; it will be tried again");
-                turns.bring(Input::SnapshotFailed { index });
-                turns.take_once();
+        let write = move || {
+            give_way();
+            match write_snapshot(&snapshots, save, &flag) {
+                Ok(Some((meta, bytes))) => {
+                    let _ = sender.send(LogWork::SnapshotWritten { meta, bytes });
+                }
+                Ok(None) => {}
+                Err(fault) => {
+                    tracing::warn!(index, %fault, "a snapshot could not be written; it will be tried again");
+                    turns.bring(Input::SnapshotFailed { index });
+                    turns.take_once();
+                }
             }
         };
         match thread::Builder::new().name("tenure-snapshot".into()).spawn(write) {

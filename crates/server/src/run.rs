@@ -21,6 +21,7 @@ use tonic_health::ServingStatus;
 use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::{HealthReporter, HealthService};
 
+use crate::background;
 use crate::config::{Config, ConfigError, Unsaid};
 use crate::data::{self, Beginning, Data, DataError, Found};
 use crate::driver::{Driver, Ending, Writes};
@@ -92,7 +93,7 @@ pub fn run_with(
 ) -> Result<(), RunError> {
     let mut config = config.without_schemes();
     config.validate()?;
-    let control = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(RunError::Control)?;
+    let control = background::runtime().map_err(RunError::Control)?;
     control.block_on(async {
         let found = recall(&mut config)?;
         let listener = Listener::bind("--listen", config.listen)?;
