@@ -32,8 +32,10 @@ const MAX_UNSYNCED_BYTES: usize = 1 << 20;
 const BUFFER_BYTES: usize = 1 << 16;
 /// A buffer that one large batch made longer than this is not kept.
 const MAX_KEPT_BUFFER_BYTES: usize = 4 << 20;
-/// The first segment is small: a new directory need not wait for zeroes.
+/// The first segment is small: a new directory need not wait for zeroes. Each is at most so many times as long as the one
+/// before it, or the disk of a new directory would be busy with little else than zeroes.
 const FIRST_SEGMENT_BYTES: u64 = 4 << 20;
+const GROWTH: u64 = 2;
 
 /// Where and whose the log is.
 #[derive(Clone, Debug)]
@@ -334,13 +336,14 @@ impl<D: Disk> Log<D> {
         }
         *next = NextSegment::Running;
         drop(next);
-        let Place { disk, directory, segment_bytes, .. } = self.place.clone();
+        let bytes = (tail.capacity * GROWTH).max(FIRST_SEGMENT_BYTES).min(self.place.segment_bytes);
+        let Place { disk, directory, .. } = self.place.clone();
         let sequence = self.used.back().map_or(1, |segment| segment.sequence + 1);
         let slot = Arc::clone(&self.next_segment);
-        let pace = Pace::new(segment_bytes, self.progress.clone());
+        let pace = Pace::new(bytes, self.progress.clone());
         let started = self.background.start(move |jobs| {
             let next = |written| jobs.next(disk.rest(), || pace.is_behind(written));
-            let prepared = segment::prepare(&disk, &directory, sequence, segment_bytes, next);
+            let prepared = segment::prepare(&disk, &directory, sequence, bytes, next);
             *lock(&slot) = match prepared {
                 Ok(Some(prepared)) => NextSegment::Ready(prepared),
                 Ok(None) => NextSegment::None,

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Where the log is quiet.
-const LEISURELY_BYTES_PER_SECOND: f64 = (8 << 20) as f64;
+const LEISURELY_BYTES_PER_SECOND: f64 = (2 << 20) as f64;
 /// The next segment is begun when so much of this one is used, and should be whole when it is so much.
 pub(crate) const BEGIN: f64 = 0.25;
 const WHOLE: f64 = 0.75;
@@ -73,7 +73,7 @@ mod tests {
     fn where_the_log_is_quiet_they_are_whole_after_a_while() {
         let pace = Pace::new(64 << 20, Progress::default());
         assert!(pace.wants(0, Duration::from_millis(1)));
-        assert!(!pace.wants(9 << 20, Duration::from_secs(1)));
-        assert!(pace.wants((64 << 20) - 1, Duration::from_secs(8)));
+        assert!(!pace.wants(3 << 20, Duration::from_secs(1)));
+        assert!(pace.wants((64 << 20) - 1, Duration::from_secs(32)));
     }
 }
