@@ -47,6 +47,22 @@ fn files(directory: &Path, kind: &str) -> Vec<PathBuf> {
     files
 }
 
+/// So that a new directory does not write many times more zeroes than records.
+#[test]
+fn segments_grow_from_a_small_one_to_the_usual_length() {
+    let home = TempDir::new().unwrap();
+    let opened = Store::open(OsDisk::default(), home.path(), Options { segment_bytes: 10 << 20 }).unwrap();
+    let Opened::Empty(blank) = opened else { panic!("not empty") };
+    let (mut store, _) = blank.initialise(IDENTITY, meta(1, 1), chunks(&meta(1, 1))).unwrap();
+    for index in 2..27 {
+        store.append(None, &entries(index, index, 1, 900 << 10), true).unwrap();
+    }
+    store.close().unwrap();
+    let lengths: Vec<_> =
+        files(home.path(), "log-").iter().map(|file| fs::metadata(file).unwrap().len() >> 20).collect();
+    assert_eq!(lengths[..3], [4, 8, 10]);
+}
+
 #[test]
 fn a_life_with_segments_snapshots_and_restarts_in_every_mode() {
     for mode in MODES {
