@@ -221,6 +221,12 @@ fn its_data_directory_alone_tells_a_member_who_and_where_it_is() {
         let listed = cluster.members[0].json(&["member", "list"])?;
         listed["members"].as_array()?.iter().find(|member| member["name"] == name.as_str()).cloned()
     };
+    // It can remember only what it has heard of itself: that goes through the log like everything else.
+    eventually("it knows where clients find it", || {
+        let known = cluster.members[restarted].json(&["member", "list"])?;
+        let own = known["members"].as_array()?.iter().find(|member| member["name"] == name.as_str())?;
+        (!own["client_addresses"].as_array()?.is_empty()).then_some(())
+    });
     let before = listed(&cluster).expect("it is listed");
     cluster.members[restarted].kill();
     cluster.members[restarted].server = Some(Server::spawn_as_told(&data, address, &[]));
