@@ -28,6 +28,8 @@ use crate::{EventKind, KeyValue, LeaseId, LockEnd, MemberId, Revision, SharedByt
 
 /// The format of snapshots that this code writes, and the newest that it reads.
 pub const FORMAT: u8 = 3;
+/// What is taken for a chunk at once, however large it may become.
+const MOST_ROOM_BYTES: usize = 1 << 20;
 /// Before there were sessions, slots and several names.
 const FIRST_FORMAT: u8 = 1;
 /// Before it was noted what is left of leases.
@@ -123,7 +125,8 @@ impl Writer {
             return None;
         }
         // Taken once, with room for the record that goes beyond: what grows by doubling is copied, and touches new pages.
-        let mut bytes = Vec::with_capacity(target_bytes + target_bytes / 8);
+        let room = target_bytes.min(MOST_ROOM_BYTES);
+        let mut bytes = Vec::with_capacity(room + room / 8);
         bytes.push(FORMAT);
         let mut chunk = Chunk { bytes, target_bytes };
         loop {
