@@ -29,6 +29,9 @@ use crate::peer::outbox::{Outbox, SnapshotOrder, Touched};
 
 /// Inputs taken into one step at most, so that answers are never far from their requests.
 const STEP_LIMIT: usize = 4096;
+/// Another step costs the log's thread less than to wake the replica's own, and what comes out of it goes into the batch
+/// that is written next; but those who wait for that batch must not wait for long.
+const TURNS_IN_A_ROW: usize = 8;
 
 /// A member that runs. Dropping it does not stop it; [`Driver::stop`] does.
 pub struct Driver {
@@ -287,11 +290,14 @@ impl Turns {
         if lock(&shared.waiting).is_empty() { Left::Nothing } else { Left::Inputs }
     }
 
-    /// A turn for a thread with other things to do: what is left goes to the replica's own thread.
-    pub(crate) fn take_once(&self) {
-        if self.take(Writes::ByLogThread) == Left::Inputs {
-            self.wake_timekeeper();
+    /// Turns for a thread with other things to do: what is left after a few goes to the replica's own thread.
+    pub(crate) fn take_a_few(&self) {
+        for _ in 0..TURNS_IN_A_ROW {
+            if self.take(Writes::ByLogThread) == Left::Nothing {
+                return;
+            }
         }
+        self.wake_timekeeper();
     }
 
     /// Tells the replica what is durable. Only then do the messages leave that say so to others: an answer to

@@ -208,7 +208,7 @@ impl LogThread {
                 log.handed_over.fetch_sub(handed_over, Ordering::Relaxed);
             }
             drop(turn);
-            self.turns.take_once();
+            self.turns.take_a_few();
             if stop {
                 return Ok(());
             }
@@ -235,7 +235,7 @@ impl LogThread {
                 Err(fault) => {
                     tracing::warn!(index, %fault, "a snapshot could not be written; it will be tried again");
                     turns.bring(Input::SnapshotFailed { index });
-                    turns.take_once();
+                    turns.take_a_few();
                 }
             }
         };
