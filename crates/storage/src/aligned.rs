@@ -18,6 +18,10 @@ impl AlignedBuffer {
         Self { bytes, start, length: 0 }
     }
 
+    pub(crate) fn zeroes(length: usize) -> Self {
+        Self { length, ..Self::with_capacity(length) }
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.length
     }

@@ -22,6 +22,11 @@ pub trait Disk: Clone + Send + Sync + 'static {
     fn list(&self, directory: &Path) -> io::Result<Vec<Found>>;
     /// A new empty file, in place of any file of that name.
     fn create(&self, file: &Path) -> io::Result<Self::File>;
+    /// As `create`, for a file that is written once from its beginning to its end, in whole pages out of whole pages,
+    /// and is not read soon.
+    fn create_log(&self, file: &Path) -> io::Result<Self::File> {
+        self.create(file)
+    }
     /// An existing file, to read and to write.
     fn open(&self, file: &Path) -> io::Result<Self::File>;
     /// An existing, pre-written file whose bytes will be overwritten with `write_durably`.

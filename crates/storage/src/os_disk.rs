@@ -40,7 +40,9 @@ pub struct OsDisk {
 #[derive(Debug)]
 pub struct OsFile {
     file: File,
-    mode: WriteMode,
+    is_direct: bool,
+    /// What is written is durable without a sync.
+    is_synchronous: bool,
 }
 
 /// An advisory lock; the kernel releases it with the process.
@@ -50,6 +52,10 @@ pub struct OsLock(#[expect(dead_code, reason = "held, not read")] File);
 impl OsDisk {
     pub fn new(log_writes: WriteMode) -> Self {
         Self { log_writes }
+    }
+
+    fn writes_directly(&self) -> bool {
+        cfg!(target_os = "linux") && self.log_writes == WriteMode::DirectWrite
     }
 }
 
@@ -96,18 +102,25 @@ impl Disk for OsDisk {
             _ => {}
         }
         let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(file)?;
-        Ok(OsFile { file, mode: WriteMode::DataSync })
+        Ok(OsFile { file, is_direct: false, is_synchronous: false })
+    }
+
+    /// The log is written past the page cache: what lay there would be in the way of each batch.
+    fn create_log(&self, file: &Path) -> io::Result<OsFile> {
+        let mut created = self.create(file)?;
+        created.is_direct = self.writes_directly() && go_direct(&created.file)?;
+        Ok(created)
     }
 
     fn open(&self, file: &Path) -> io::Result<OsFile> {
         let file = OpenOptions::new().read(true).write(true).open(file)?;
-        Ok(OsFile { file, mode: WriteMode::DataSync })
+        Ok(OsFile { file, is_direct: false, is_synchronous: false })
     }
 
     fn open_log(&self, file: &Path) -> io::Result<OsFile> {
         let Some(flags) = open_flags(self.log_writes) else { return self.open(file) };
         match OpenOptions::new().read(true).write(true).custom_flags(flags).open(file) {
-            Ok(file) => Ok(OsFile { file, mode: self.log_writes }),
+            Ok(file) => Ok(OsFile { file, is_direct: self.writes_directly(), is_synchronous: true }),
             Err(error) if refuses_direct(&error) => self.open(file),
             Err(error) => Err(error),
         }
@@ -167,7 +180,15 @@ impl DiskFile for OsFile {
     }
 
     fn write_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        self.file.write_all_at(bytes, offset)
+        match self.file.write_all_at(bytes, offset) {
+            // Refused, not failed: the device's sectors are larger than ours.
+            Err(error) if self.is_direct && refuses_direct(&error) => {
+                leave_direct(&self.file)?;
+                self.is_direct = false;
+                self.file.write_all_at(bytes, offset)
+            }
+            written => written,
+        }
     }
 
     fn sync_data(&mut self) -> io::Result<()> {
@@ -175,22 +196,8 @@ impl DiskFile for OsFile {
     }
 
     fn write_durably(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        match self.mode {
-            WriteMode::DataSync => {
-                self.write_at(bytes, offset)?;
-                self.sync_data()
-            }
-            WriteMode::SynchronousWrite => self.write_at(bytes, offset),
-            WriteMode::DirectWrite => match self.write_at(bytes, offset) {
-                // Refused, not failed: the device's sectors are larger than ours.
-                Err(error) if refuses_direct(&error) => {
-                    leave_direct(&self.file)?;
-                    self.mode = WriteMode::SynchronousWrite;
-                    self.write_at(bytes, offset)
-                }
-                written => written,
-            },
-        }
+        self.write_at(bytes, offset)?;
+        if self.is_synchronous { Ok(()) } else { self.sync_data() }
     }
 }
 
@@ -205,6 +212,24 @@ fn open_flags(mode: WriteMode) -> Option<i32> {
         WriteMode::DirectWrite => OFlags::DSYNC,
     };
     Some(flags.bits() as i32)
+}
+
+/// False = this filesystem has no direct writes.
+fn go_direct(file: &File) -> io::Result<bool> {
+    #[cfg(target_os = "linux")]
+    {
+        let flags = rustix::fs::fcntl_getfl(file)?;
+        match rustix::fs::fcntl_setfl(file, flags | rustix::fs::OFlags::DIRECT) {
+            Ok(()) => Ok(true),
+            Err(Errno::INVAL) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = file;
+        Ok(false)
+    }
 }
 
 /// Back to the page cache; `O_DSYNC` stays.
@@ -236,5 +261,20 @@ mod tests {
         // Neither length nor offset is one that direct writes take.
         file.write_durably(b"odd", 7).unwrap();
         assert_eq!(&fs::read(&path).unwrap()[6..11], b"\0odd\0");
+    }
+
+    #[test]
+    fn a_new_log_file_holds_what_was_written_whole_pages_and_odd_ends() {
+        let home = tempfile::TempDir::new().unwrap();
+        let path = home.path().join("file");
+        let mut page = crate::aligned::AlignedBuffer::with_capacity(4096);
+        page.put(&[7; 4096]);
+        for mode in [WriteMode::DirectWrite, WriteMode::SynchronousWrite, WriteMode::DataSync] {
+            let mut file = OsDisk::new(mode).create_log(&path).unwrap();
+            file.write_at(page.as_slice(), 0).unwrap();
+            file.write_at(b"odd", 4096).unwrap();
+            file.sync_data().unwrap();
+            assert_eq!(fs::read(&path).unwrap(), [page.as_slice(), b"odd"].concat(), "{mode:?}");
+        }
     }
 }

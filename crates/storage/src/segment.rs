@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use bytes::Buf;
 
+use crate::aligned::AlignedBuffer;
 use crate::batch::{SECTOR_BYTES, salted_checksum};
 use crate::disk::{Disk, DiskFile};
 use crate::error::Fault;
@@ -109,8 +110,8 @@ pub(crate) fn prepare<D: Disk>(
     let path = directory.join(layout::segment_name(sequence));
     let failed = |source| Fault::io("preparing log segment", &path, source);
     let written = (|| {
-        let mut file = disk.create(&temporary)?;
-        let zeroes = vec![0; SLICE_BYTES.min(bytes as usize)];
+        let mut file = disk.create_log(&temporary)?;
+        let zeroes = AlignedBuffer::zeroes(SLICE_BYTES.min(bytes as usize));
         let (mut offset, mut synced) = (0, 0);
         loop {
             let next = next(offset);
@@ -118,7 +119,7 @@ pub(crate) fn prepare<D: Disk>(
                 return Ok(false);
             }
             let length = (bytes - offset).min(zeroes.len() as u64);
-            file.write_at(&zeroes[..length as usize], offset)?;
+            file.write_at(&zeroes.as_slice()[..length as usize], offset)?;
             offset += length;
             if offset == bytes {
                 break;
