@@ -105,7 +105,8 @@ impl Replica {
             self.tell_members();
         }
         let term = self.node.raft.term;
-        self.lock_hub.feed(&applied.lock_changes, applied.revision, term, &mut self.outputs);
+        let now_ms = self.running_ms();
+        self.lock_hub.feed(&applied.lock_changes, (applied.revision, term), now_ms, &mut self.outputs);
         // Who gives something back by itself knows.
         let is_given_back = matches!(envelope.command, Command::Unlock(_) | Command::Leave(_));
         if !is_given_back {

@@ -2,7 +2,9 @@
 //!
 //! What is told are the grants and ends of the commands that this member applies. The last of them are
 //! kept, for those who come back after a break and say which revision they have seen. Whoever comes later
-//! than that, or could not keep up, reads the lock as it is and watches on from there.
+//! than that, or could not keep up, reads the lock as it is and watches on from there. Where so much happens
+//! that they would not reach back as far as any break, only a few are kept: they would be as cold as
+//! they are useless when they are let go.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -16,6 +18,9 @@ use crate::{Output, StreamId, WatchId};
 const UNDELIVERED: usize = 10_000;
 /// Changes of locks that are kept for watches that begin in the past: less than a stream may have undelivered.
 const KEPT: usize = 8192;
+/// No more than these where that many would not reach back as far as this.
+const KEPT_IN_A_RUSH: usize = 512;
+const SHORTEST_BREAK_MS: u64 = 1000;
 /// Events in one notice.
 const EVENTS_AT_ONCE: usize = 512;
 
@@ -81,11 +86,18 @@ pub struct LockEvent {
 
 pub(crate) struct LockHub {
     /// Oldest first; all after the revision `forgotten`.
-    kept: VecDeque<(Revision, LockChange)>,
+    kept: VecDeque<Kept>,
     forgotten: Revision,
     streams: BTreeMap<StreamId, LockStream>,
     by_name: BTreeMap<Bytes, BTreeSet<(StreamId, WatchId)>>,
     by_prefix: BTreeMap<(StreamId, WatchId), Bytes>,
+}
+
+struct Kept {
+    revision: Revision,
+    /// When it was applied here.
+    at_ms: u64,
+    change: LockChange,
 }
 
 #[derive(Default)]
@@ -186,28 +198,38 @@ impl LockHub {
         if start == 0 {
             return Vec::new();
         }
-        let first = self.kept.partition_point(|(revision, _)| *revision < start);
+        let first = self.kept.partition_point(|kept| kept.revision < start);
         let is_meant = |change: &LockChange| match prefix {
             true => change.name().starts_with(name),
             false => change.name() == name,
         };
-        let meant: Vec<_> = self.kept.range(first..).filter(|(_, change)| is_meant(change)).collect();
-        let commands = meant.chunk_by(|a, b| a.0 == b.0);
-        commands.flat_map(|command| events(command[0].0, command.iter().map(|(_, change)| change))).collect()
+        let meant: Vec<_> = self.kept.range(first..).filter(|kept| is_meant(&kept.change)).collect();
+        let commands = meant.chunk_by(|a, b| a.revision == b.revision);
+        commands.flat_map(|command| events(command[0].revision, command.iter().map(|kept| &kept.change))).collect()
+    }
+
+    fn keep(&mut self, change: LockChange, revision: Revision, at_ms: u64) {
+        self.kept.push_back(Kept { revision, at_ms, change });
+        let reach_ms = at_ms.saturating_sub(self.kept.front().map_or(at_ms, |oldest| oldest.at_ms));
+        let is_rush = reach_ms * (KEPT as u64) < SHORTEST_BREAK_MS * self.kept.len() as u64;
+        let most = if is_rush { KEPT_IN_A_RUSH } else { KEPT };
+        while self.kept.len() > most
+            && let Some(forgotten) = self.kept.pop_front()
+        {
+            self.forgotten = forgotten.revision;
+        }
     }
 
     /// Tells what one command did to locks.
-    pub(crate) fn feed(&mut self, changes: &[LockChange], revision: Revision, term: u64, outputs: &mut Vec<Output>) {
-        if changes.is_empty() {
-            return;
-        }
+    pub(crate) fn feed(
+        &mut self,
+        changes: &[LockChange],
+        (revision, term): (Revision, u64),
+        now_ms: u64,
+        outputs: &mut Vec<Output>,
+    ) {
         for change in changes.iter().filter(|change| change.entry().granted_wall_ms.is_some()) {
-            self.kept.push_back((revision, change.clone()));
-        }
-        while self.kept.len() > KEPT
-            && let Some((forgotten, _)) = self.kept.pop_front()
-        {
-            self.forgotten = forgotten;
+            self.keep(change.clone(), revision, now_ms);
         }
         if self.streams.is_empty() {
             return;
@@ -261,4 +283,60 @@ fn events<'a>(
         }
     }
     events
+}
+
+#[cfg(test)]
+mod tests {
+    use tenure_machine::{Mode, SharedBytes};
+
+    use super::*;
+
+    fn granted(revision: Revision) -> LockChange {
+        LockChange::Granted(Arc::new(LockEntry {
+            key: SharedBytes::from(&b"a/1"[..]),
+            token: revision,
+            lease: 1,
+            mode: Mode::Exclusive,
+            last_joiner: None,
+            owner: SharedBytes::default(),
+            holder: SharedBytes::default(),
+            metadata: SharedBytes::default(),
+            together: Arc::default(),
+            joined_wall_ms: 0,
+            granted_wall_ms: Some(0),
+            slot: 0,
+        }))
+    }
+
+    /// A change of each of these revisions, so many in a millisecond.
+    fn feed(hub: &mut LockHub, revisions: std::ops::Range<Revision>, in_a_ms: i64) {
+        for revision in revisions {
+            hub.feed(&[granted(revision)], (revision, 1), (revision / in_a_ms) as u64, &mut Vec::new());
+        }
+    }
+
+    #[test]
+    fn what_happened_is_known_back_to_where_it_was_forgotten() {
+        let mut hub = LockHub::new(1);
+        feed(&mut hub, 2..20_002, 1);
+        assert_eq!((hub.kept.len(), hub.forgotten), (KEPT, 20_001 - KEPT as Revision));
+        assert_eq!(hub.past(b"a", false, hub.forgotten + 1).len(), KEPT);
+        let mut outputs = Vec::new();
+        let (name, start) = (Bytes::from_static(b"a"), hub.forgotten);
+        hub.take(7, LockWatchRequest::Create { watch: 1, name, prefix: false, start }, (20_001, 1), &mut outputs);
+        let [Output::LockNotice { notice: LockNotice::Forgotten { oldest, .. }, .. }] = &outputs[..] else {
+            panic!("{outputs:?}")
+        };
+        assert_eq!(*oldest, start + 1);
+    }
+
+    #[test]
+    fn of_a_rush_little_is_kept_and_of_what_comes_after_it_more_again() {
+        let mut hub = LockHub::new(1);
+        feed(&mut hub, 100..20_000, 100);
+        assert_eq!((hub.kept.len(), hub.forgotten), (KEPT_IN_A_RUSH, 19_999 - KEPT_IN_A_RUSH as Revision));
+        assert_eq!(hub.past(b"a", false, hub.forgotten + 1).len(), KEPT_IN_A_RUSH);
+        feed(&mut hub, 20_000..40_000, 1);
+        assert_eq!(hub.kept.len(), KEPT);
+    }
 }
