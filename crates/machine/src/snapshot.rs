@@ -28,12 +28,12 @@ use crate::{EventKind, KeyValue, LeaseId, LockEnd, MemberId, Revision, SharedByt
 
 /// The format of snapshots that this code writes, and the newest that it reads.
 pub const FORMAT: u8 = 3;
-/// What is taken for a chunk at once, however large it may become.
-const MOST_ROOM_BYTES: usize = 1 << 20;
 /// Before there were sessions, slots and several names.
 const FIRST_FORMAT: u8 = 1;
 /// Before it was noted what is left of leases.
 const SECOND_FORMAT: u8 = 2;
+/// What is taken for a chunk at once, however large it may become.
+const MOST_ROOM_BYTES: usize = 1 << 20;
 
 /// The view as a sequence of chunks of about `target_bytes` each, every one decodable by itself.
 pub fn chunks(view: View, target_bytes: usize) -> impl Iterator<Item = Vec<u8>> {

@@ -184,7 +184,8 @@ impl Replica {
         if !is_silent {
             self.hub.jump(old.revision(), &self.machine, term, &mut self.outputs);
         }
-        self.lock_hub.jump(self.machine.state().revision(), term, &mut self.outputs);
+        let now_ms = self.running_ms();
+        self.lock_hub.jump((self.machine.state().revision(), term), now_ms, &mut self.outputs);
         self.tell_sessions_of_gap(old);
         for skipped in self.proposals.take_upto(index + 1) {
             self.lose(skipped.waits);

@@ -88,6 +88,8 @@ pub(crate) struct LockHub {
     /// Oldest first; all after the revision `forgotten`.
     kept: VecDeque<Kept>,
     forgotten: Revision,
+    /// Nothing that happened after this time is forgotten.
+    forgotten_ms: u64,
     streams: BTreeMap<StreamId, LockStream>,
     by_name: BTreeMap<Bytes, BTreeSet<(StreamId, WatchId)>>,
     by_prefix: BTreeMap<(StreamId, WatchId), Bytes>,
@@ -113,11 +115,11 @@ struct Watched {
 
 impl LockHub {
     /// Of a member that has not seen what came before this revision.
-    pub(crate) fn new(revision: Revision) -> LockHub {
+    pub(crate) fn new(revision: Revision, now_ms: u64) -> LockHub {
         let (streams, by_name, by_prefix) = Default::default();
         // Nothing happens at the first one.
         let forgotten = if revision == 1 { 0 } else { revision };
-        LockHub { kept: VecDeque::new(), forgotten, streams, by_name, by_prefix }
+        LockHub { kept: VecDeque::new(), forgotten, forgotten_ms: now_ms, streams, by_name, by_prefix }
     }
 
     pub(crate) fn take(
@@ -168,9 +170,9 @@ impl LockHub {
     }
 
     /// The state has jumped, and what happened meanwhile cannot be told: whoever watches has to look anew.
-    pub(crate) fn jump(&mut self, revision: Revision, term: u64, outputs: &mut Vec<Output>) {
+    pub(crate) fn jump(&mut self, (revision, term): (Revision, u64), now_ms: u64, outputs: &mut Vec<Output>) {
         self.kept.clear();
-        self.forgotten = revision;
+        (self.forgotten, self.forgotten_ms) = (revision, now_ms);
         self.by_name.clear();
         self.by_prefix.clear();
         for (stream, found) in &mut self.streams {
@@ -210,13 +212,13 @@ impl LockHub {
 
     fn keep(&mut self, change: LockChange, revision: Revision, at_ms: u64) {
         self.kept.push_back(Kept { revision, at_ms, change });
-        let reach_ms = at_ms.saturating_sub(self.kept.front().map_or(at_ms, |oldest| oldest.at_ms));
+        let reach_ms = at_ms.saturating_sub(self.forgotten_ms);
         let is_rush = reach_ms * (KEPT as u64) < SHORTEST_BREAK_MS * self.kept.len() as u64;
         let most = if is_rush { KEPT_IN_A_RUSH } else { KEPT };
         while self.kept.len() > most
             && let Some(forgotten) = self.kept.pop_front()
         {
-            self.forgotten = forgotten.revision;
+            (self.forgotten, self.forgotten_ms) = (forgotten.revision, forgotten.at_ms);
         }
     }
 
@@ -317,7 +319,7 @@ mod tests {
 
     #[test]
     fn what_happened_is_known_back_to_where_it_was_forgotten() {
-        let mut hub = LockHub::new(1);
+        let mut hub = LockHub::new(1, 0);
         feed(&mut hub, 2..20_002, 1);
         assert_eq!((hub.kept.len(), hub.forgotten), (KEPT, 20_001 - KEPT as Revision));
         assert_eq!(hub.past(b"a", false, hub.forgotten + 1).len(), KEPT);
@@ -332,11 +334,20 @@ mod tests {
 
     #[test]
     fn of_a_rush_little_is_kept_and_of_what_comes_after_it_more_again() {
-        let mut hub = LockHub::new(1);
+        let mut hub = LockHub::new(1, 0);
         feed(&mut hub, 100..20_000, 100);
         assert_eq!((hub.kept.len(), hub.forgotten), (KEPT_IN_A_RUSH, 19_999 - KEPT_IN_A_RUSH as Revision));
         assert_eq!(hub.past(b"a", false, hub.forgotten + 1).len(), KEPT_IN_A_RUSH);
         feed(&mut hub, 20_000..40_000, 1);
         assert_eq!(hub.kept.len(), KEPT);
+    }
+
+    #[test]
+    fn a_crowd_after_a_quiet_time_is_kept() {
+        let mut hub = LockHub::new(1, 0);
+        for revision in 2..5002 {
+            hub.feed(&[granted(revision)], (revision, 1), 60_000, &mut Vec::new());
+        }
+        assert_eq!((hub.kept.len(), hub.forgotten), (5000, 0), "all since the beginning is known");
     }
 }

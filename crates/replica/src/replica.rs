@@ -182,7 +182,7 @@ impl Replica {
         let mut replica = Replica {
             random: ChaCha8Rng::seed_from_u64(config.seed),
             hub: Hub::new(config.watch_buffer_bytes),
-            lock_hub: LockHub::new(boot.machine.state().revision()),
+            lock_hub: LockHub::new(boot.machine.state().revision(), now.monotonic_ms),
             node,
             machine: boot.machine,
             now,
