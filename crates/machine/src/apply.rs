@@ -167,6 +167,8 @@ impl View {
                 Ok(Reply::LeasesCheckpointed)
             }
             Command::ChangeMembers(change) => self.change_members(change).map(|()| Reply::MembersChanged),
+            Command::RaiseLevel { level } => self.raise_level(*level),
+            Command::PinLevel { level } => self.pin_level(*level),
         }
     }
 

@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 
-use crate::{LeaseId, MemberId, Revision};
+use crate::{LeaseId, Level, MemberId, Revision};
 
 /// A command with what the leader stamped on it when it was proposed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,6 +76,14 @@ pub enum Command {
     /// What the state notes of a change of members. It travels with the change of raft's configuration, in one
     /// entry, but for an update, which changes no configuration.
     ChangeMembers(MemberChange),
+    /// Raises the cluster's feature level. Proposed by the leader when every member supports it.
+    RaiseLevel {
+        level: Level,
+    },
+    /// Keeps leaders from raising the level beyond this; `None` removes the pin.
+    PinLevel {
+        level: Option<Level>,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

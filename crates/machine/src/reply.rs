@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use crate::lock::{LockEntry, name_of};
 use crate::mvcc::keys::is_tombstone;
-use crate::{Alarm, LeaseId, Revision, SharedBytes};
+use crate::{Alarm, LeaseId, Level, Revision, SharedBytes};
 
 /// Everything that one applied command did.
 #[derive(Debug)]
@@ -62,6 +62,11 @@ pub enum Reply {
     },
     MembersChanged,
     LeasesCheckpointed,
+    /// The feature level, and its pin, after a command about them.
+    Level {
+        level: Level,
+        pin: Option<Level>,
+    },
     /// A forwarded command that had been applied before.
     Duplicate,
 }
@@ -261,4 +266,8 @@ pub enum Refusal {
     PeerUrlExists,
     #[error("can only promote a learner member")]
     NotALearner,
+    #[error("feature level {level} is beyond the pin: the level is pinned at {pin}")]
+    LevelPinned { level: Level, pin: Level },
+    #[error("cannot pin the feature level at {pin}: the cluster is at level {level}, and a level is never lowered")]
+    LevelReached { level: Level, pin: Level },
 }

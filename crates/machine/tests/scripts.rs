@@ -36,7 +36,8 @@ scripts!(
     lock_service,
     compaction,
     alarms,
-    origins
+    origins,
+    levels
 );
 
 #[derive(Default)]
@@ -67,6 +68,11 @@ impl goldenscript::Runner for Runner {
                 let view = self.machine.state();
                 let (revision, compacted, keys) = (view.revision(), view.compacted_revision(), view.keys());
                 format!("revision {revision}, compacted {compacted}, {keys} keys, alarms {:?}", view.alarms())
+            }
+            "level" => {
+                let view = self.machine.state();
+                let pin = view.level_pin().map_or(String::new(), |pin| format!(", pinned at {pin}"));
+                format!("level {}{pin}", view.level())
             }
             "restart" => self.restart()?,
             "origin" => {
@@ -215,6 +221,11 @@ fn parse_command(name: &str, args: &mut Args) -> Result<Command, Failure> {
             };
             let alarm = Alarm { kind, member: args.take_key("member").unwrap_or("0").parse()? };
             Command::Alarm(if name == "raise" { AlarmChange::Raise(alarm) } else { AlarmChange::Clear(alarm) })
+        }
+        "raise_level" => Command::RaiseLevel { level: number(args)?.try_into()? },
+        "pin_level" => {
+            let level = args.next_pos().map(str::parse).transpose()?;
+            Command::PinLevel { level }
         }
         name => return Err(format!("unknown command {name}").into()),
     })

@@ -19,6 +19,8 @@ pub struct Naive {
     /// Who was let through a barrier and has not left: by name and token.
     passed: BTreeSet<(Vec<u8>, Revision)>,
     pub alarms: BTreeSet<Alarm>,
+    pub level: Level,
+    pub level_pin: Option<Level>,
     origins: BTreeMap<MemberId, (u64, BTreeSet<u64>, u64, BTreeSet<u64>)>,
 }
 
@@ -351,6 +353,22 @@ impl Naive {
             // Time is not part of this model.
             Command::LeaseCheckpoint { term: proposed, .. } if *proposed != term => Ok(Reply::LeasesCheckpointed),
             Command::LeaseCheckpoint { .. } => self.sound().map(|()| Reply::LeasesCheckpointed),
+            Command::RaiseLevel { level } => {
+                self.sound()?;
+                match self.level_pin {
+                    Some(pin) if pin < *level => return Err(Refusal::LevelPinned { level: *level, pin }),
+                    _ if *level > self.level => self.level = *level,
+                    _ => {}
+                }
+                Ok(Reply::Level { level: self.level, pin: self.level_pin })
+            }
+            Command::PinLevel { level: Some(pin) } if *pin < self.level => {
+                Err(Refusal::LevelReached { level: self.level, pin: *pin })
+            }
+            Command::PinLevel { level } => {
+                self.level_pin = *level;
+                Ok(Reply::Level { level: self.level, pin: self.level_pin })
+            }
         }
     }
 

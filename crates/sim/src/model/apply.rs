@@ -86,6 +86,20 @@ impl Model {
                 Ok(Reply::LeasesCheckpointed)
             }
             Command::ChangeMembers(change) => self.change_members(change).map(|()| Reply::MembersChanged),
+            Command::RaiseLevel { level } => match self.level_pin {
+                Some(pin) if *level > pin => Err(Refusal::LevelPinned { level: *level, pin }),
+                _ => {
+                    self.level = self.level.max(*level);
+                    Ok(Reply::Level { level: self.level, pin: self.level_pin })
+                }
+            },
+            Command::PinLevel { level: Some(pin) } if *pin < self.level => {
+                Err(Refusal::LevelReached { level: self.level, pin: *pin })
+            }
+            Command::PinLevel { level } => {
+                self.level_pin = *level;
+                Ok(Reply::Level { level: self.level, pin: self.level_pin })
+            }
             Command::ForgetLock { .. } => unreachable!("nobody in this world sends {command:?}"),
         }
     }

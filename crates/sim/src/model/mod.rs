@@ -16,7 +16,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use tenure_machine::{
-    Commit, Event, KeyValue, Keys, LeaseId, LockEnd, Member, MemberId, Mode, Refusal, Reply, Revision,
+    Commit, Event, KeyValue, Keys, LeaseId, Level, LockEnd, Member, MemberId, Mode, Refusal, Reply, Revision,
 };
 
 pub use self::members::Configuration;
@@ -39,6 +39,8 @@ pub struct Model {
     members: BTreeMap<MemberId, Member>,
     configuration: Configuration,
     forwarded: BTreeMap<MemberId, Forwarded>,
+    level: Level,
+    level_pin: Option<Level>,
 }
 
 #[derive(Debug, Clone)]
@@ -85,6 +87,14 @@ pub struct Outcome {
 impl Model {
     pub fn new(applied: u64) -> Model {
         Model { applied, revision: 1, ..Model::default() }
+    }
+
+    pub fn level(&self) -> Level {
+        self.level
+    }
+
+    pub fn level_pin(&self) -> Option<Level> {
+        self.level_pin
     }
 
     pub fn live(&self, key: &[u8]) -> Option<&Arc<KeyValue>> {
