@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::change::Change;
 use crate::{
     Alarm, AlarmChange, AlarmKind, Applied, Command, Delete, Envelope, KeyValue, Keys, LeaseChange, LeaseId, LockEnd,
-    Refusal, Reply, View, limits,
+    MemberId, Refusal, Reply, View, level, limits,
 };
 
 pub struct Machine {
@@ -167,6 +167,7 @@ impl View {
                 Ok(Reply::LeasesCheckpointed)
             }
             Command::ChangeMembers(change) => self.change_members(change).map(|()| Reply::MembersChanged),
+            Command::CompareStates => Ok(Reply::StatesCompared),
             Command::RaiseLevel { level } => self.raise_level(*level),
             Command::PinLevel { level } => self.pin_level(*level),
         }
@@ -174,7 +175,17 @@ impl View {
 
     /// Refuses what writes while members disagree about the state: it would only carry the damage on.
     pub(crate) fn check_sound(&self) -> Result<(), Refusal> {
-        if self.has_alarm(AlarmKind::Corrupt) { Err(Refusal::Corrupt) } else { Ok(()) }
+        let is_refused = match self.level() >= level::COMPARE {
+            // A member that is named refuses by itself; only where no majority agrees is nothing to be trusted.
+            true => self.is_corrupt(0),
+            false => self.has_alarm(AlarmKind::Corrupt),
+        };
+        if is_refused { Err(Refusal::Corrupt) } else { Ok(()) }
+    }
+
+    /// Whether the alarm CORRUPT names this member; 0 stands for all of them.
+    pub fn is_corrupt(&self, member: MemberId) -> bool {
+        !self.alarms.is_empty() && self.alarms.contains(&Alarm { member, kind: AlarmKind::Corrupt })
     }
 
     /// Refuses what makes the store larger while it is full. What makes it smaller always passes.

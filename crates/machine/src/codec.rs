@@ -59,6 +59,26 @@ pub fn encode(envelope: &Envelope, into: &mut Vec<u8>) {
     encode_command(&envelope.command, into);
 }
 
+const RAISE_LEVEL: u8 = 19;
+const COMPARE_STATES: u8 = 30;
+
+/// The level that an encoded command raises the cluster to; `None` if it is another command. Looks at no more than the
+/// envelope, so it can be asked of every entry.
+pub fn raised_level(bytes: &[u8]) -> Option<Level> {
+    let mut reader = Reader::new(bytes);
+    // A later format may mean anything by its bytes. Its members raised the level before they wrote it.
+    if reader.byte().ok()? != FORMAT {
+        return None;
+    }
+    reader.varint().ok()?;
+    if reader.flag().ok()? {
+        for _ in 0..4 {
+            reader.varint().ok()?;
+        }
+    }
+    if reader.byte().ok()? == RAISE_LEVEL { reader.small().ok() } else { None }
+}
+
 pub fn decode(bytes: Bytes) -> Result<Envelope, DecodeError> {
     let mut decoder = Decoder { whole: &bytes, reader: Reader::new(&bytes) };
     decoder.envelope()
@@ -156,9 +176,10 @@ fn encode_command(command: &Command, into: &mut Vec<u8>) {
             }
         }
         Command::RaiseLevel { level } => {
-            into.push(19);
+            into.push(RAISE_LEVEL);
             put_varint(into, u64::from(*level));
         }
+        Command::CompareStates => into.push(COMPARE_STATES),
         Command::PinLevel { level } => {
             into.push(20);
             encode_pin(*level, into);
@@ -501,7 +522,8 @@ impl Decoder<'_> {
                 Command::LeaseCheckpoint { term, left_ms: left_ms.collect::<ReadResult<_>>()? }
             }
             17 => Command::ChangeMembers(decode_change(&mut self.reader, true)?),
-            19 => Command::RaiseLevel { level: self.reader.small()? },
+            COMPARE_STATES => Command::CompareStates,
+            RAISE_LEVEL => Command::RaiseLevel { level: self.reader.small()? },
             20 => Command::PinLevel { level: decode_pin(&mut self.reader)? },
             0 => return Err(DecodeError::Damaged("unknown command")),
             tag => return Err(DecodeError::UnknownCommand { tag }),

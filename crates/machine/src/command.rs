@@ -80,6 +80,8 @@ pub enum Command {
     RaiseLevel {
         level: Level,
     },
+    /// Changes nothing. Each member hashes its state as it is when it applies this, for the leader to compare.
+    CompareStates,
     /// Keeps leaders from raising the level beyond this; `None` removes the pin.
     PinLevel {
         level: Option<Level>,

@@ -23,6 +23,8 @@
 //!
 //! Level 1:
 //! - The snapshot says the level, in a format that earlier releases refuse.
+//! - [`Command::PinLevel`].
+//! - [`Command::CompareStates`]. The alarm CORRUPT stops the member that it names, not the whole cluster.
 
 use crate::{Command, Refusal, Reply, View};
 
@@ -34,13 +36,21 @@ pub const LOWEST: Level = 0;
 /// The highest level that this release supports.
 pub const HIGHEST: Level = 1;
 
-const _: () = assert!(LOWEST < HIGHEST);
+/// From this level on members compare their states, and the alarm CORRUPT stops only the member that it names.
+pub const COMPARE: Level = 1;
+
+const _: () = assert!(LOWEST < COMPARE && COMPARE <= HIGHEST);
+
+/// The first release that supports a level, as far as this release knows.
+pub fn release(level: Level) -> Option<&'static str> {
+    ["0.1.0", "0.2.0"].get(level as usize).copied()
+}
 
 impl Command {
     /// The lowest level at which the command may be proposed.
     ///
-    /// [`Command::RaiseLevel`] and [`Command::PinLevel`] come before the level that they are about, so
-    /// they need none. Releases without levels do not know them: see [`Command::is_about_levels`].
+    /// [`Command::RaiseLevel`] comes before the level that it is about, so it needs none. The leader proposes it only
+    /// when every member has said that it supports that level.
     pub fn level_needed(&self) -> Level {
         match self {
             Command::Put(_)
@@ -60,18 +70,10 @@ impl Command {
             | Command::ResumeSession { .. }
             | Command::LeaseCheckpoint { .. }
             | Command::ChangeMembers(_)
-            | Command::RaiseLevel { .. }
-            | Command::PinLevel { .. } => LOWEST,
+            | Command::RaiseLevel { .. } => LOWEST,
+            Command::PinLevel { .. } => 1,
+            Command::CompareStates => COMPARE,
         }
-    }
-
-    /// Whether the command is about the level itself.
-    ///
-    /// Such a command may be proposed only when every member has said which levels it supports, and a
-    /// [`Command::RaiseLevel`] only when every member supports that level. A release without levels
-    /// stops at the first one that it meets.
-    pub fn is_about_levels(&self) -> bool {
-        matches!(self, Command::RaiseLevel { .. } | Command::PinLevel { .. })
     }
 }
 

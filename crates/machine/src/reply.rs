@@ -67,6 +67,7 @@ pub enum Reply {
         level: Level,
         pin: Option<Level>,
     },
+    StatesCompared,
     /// A forwarded command that had been applied before.
     Duplicate,
 }

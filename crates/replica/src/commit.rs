@@ -115,16 +115,21 @@ impl Replica {
         match &envelope.command {
             Command::LeaseGrant(grant) => drop(self.granting.remove(&grant.lease)),
             Command::Alarm(_) => self.alarm_asked = false,
+            Command::CompareStates => self.take_view_to_compare(),
             Command::Compact { .. } => self.compact_asked = false,
+            Command::RaiseLevel { .. } => self.levels.raised(),
             Command::LeaseCheckpoint { left_ms, .. } => self.checkpointed(left_ms.clone()),
             _ => {}
         }
-        let origin = envelope.origin;
+        let (origin, is_alarm) = (envelope.origin, matches!(envelope.command, Command::Alarm(_)));
         let waits = match origin {
             Some(origin) => self.take_forward(&origin, &applied.reply),
             None => proposal.map(|proposal| proposal.waits),
         };
         self.tell(applied, waits);
+        if is_alarm {
+            self.follow_alarms();
+        }
     }
 
     pub(crate) fn give_up_over(&mut self, reason: String) {
@@ -171,6 +176,7 @@ impl Replica {
             self.give_time(lease, ttl_ms, left_ms + margin);
         }
         self.welcome_all();
+        self.raise_level();
     }
 
     pub(crate) fn tell(&mut self, applied: Applied, waits: Option<Waits>) {

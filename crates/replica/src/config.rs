@@ -1,6 +1,7 @@
 //! What a replica is told when it starts.
 
 use bytes::Bytes;
+use tenure_machine::level::{self, Level};
 use tenure_machine::{Command, Machine, Member, MemberChange, MemberId, codec};
 
 use crate::members::each;
@@ -12,6 +13,8 @@ pub struct Config {
     pub member: MemberId,
     /// Drawn anew each time the process starts.
     pub boot: u64,
+    /// The latest feature level that this member takes part in; no more than [`level::HIGHEST`].
+    pub highest_level: Level,
     /// All of this replica's randomness follows from it.
     pub seed: u64,
     pub tick_ms: u64,
@@ -40,6 +43,8 @@ pub struct Config {
     pub history_bytes: u64,
     /// A range of more keys than this is answered with a view, to be read on another thread.
     pub range_budget: usize,
+    /// How often the members' states are compared; less often where hashing a state takes long. 0 = never.
+    pub compare_interval_ms: u64,
     /// Leases and keys that one command may end; what is due beyond that ends by the next one.
     pub expiry_budget: usize,
 }
@@ -50,6 +55,7 @@ impl Default for Config {
             cluster: 1,
             member: 1,
             boot: 1,
+            highest_level: level::HIGHEST,
             seed: 1,
             tick_ms: 10,
             heartbeat_ms: 50,
@@ -66,6 +72,7 @@ impl Default for Config {
             history_age_ms: 60 * 60 * 1000,
             history_bytes: 1 << 30,
             range_budget: 128,
+            compare_interval_ms: 60_000,
             expiry_budget: 2000,
         }
     }

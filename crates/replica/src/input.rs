@@ -108,6 +108,16 @@ pub enum Input {
     SnapshotFailed {
         index: u64,
     },
+    /// The view that came with [`crate::Output::HashState`] has this hash; it took so long.
+    StateHashed {
+        index: u64,
+        hash: u64,
+        took_ms: u64,
+    },
+    /// Replace this member's state with the leader's. Answered with [`crate::Answered::Reseeded`].
+    Reseed {
+        call: CallId,
+    },
     /// What became of a [`crate::Output::SendSnapshot`]: delivered = the peer has it whole and durable.
     SnapshotSent {
         to: MemberId,

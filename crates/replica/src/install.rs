@@ -15,6 +15,7 @@ use tenure_machine::{Command, LockEnd, LockReply, Machine, MemberId, Revision, S
 use tenure_machine::planted::{self, Bug};
 
 use crate::config::{decode_configuration, encode_configuration};
+use crate::level::check_level;
 use crate::log::SavedSnapshot;
 use crate::message::{self, PeerMessage};
 use crate::propose::{QueuedCall, Waits, keys_of};
@@ -114,6 +115,9 @@ impl Replica {
         let Some(message) = self.sound_snapshot(from, message, &machine, configuration) else {
             return self.outputs.push(Output::SnapshotRefused { index });
         };
+        if let Err(reason) = check_level(&self.config, machine.state().level()) {
+            return self.give_up_over(reason);
+        }
         self.arrived = Some(Arrived { machine, bytes });
         let _ = self.node.step(message);
         // Whether raft takes it shows in what it has ready.
@@ -191,6 +195,7 @@ impl Replica {
             self.lose(skipped.waits);
         }
         self.follow_configuration();
+        self.reseeded();
         self.look_up_forwards();
         #[cfg(feature = "planted")]
         if planted::is(Bug::ForgetWaiters) {

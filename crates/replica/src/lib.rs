@@ -7,11 +7,13 @@
 
 mod checkpoint;
 mod commit;
+mod compare;
 pub mod config;
 mod deadlines;
 mod forward;
 pub mod input;
 mod install;
+mod level;
 mod load;
 mod lock_watch;
 mod log;

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use prost011::Message as _;
 use raft::eraftpb::{Message, MessageType};
 use tenure_machine::encoding::{ReadResult, Reader, put_bytes, put_signed, put_varint};
+use tenure_machine::level::Level;
 use tenure_machine::{Envelope, MemberId, Refusal, codec};
 
 use crate::question::{LeaderAnswer, Question};
@@ -64,6 +65,26 @@ pub(crate) enum PeerMessage {
         committed: u64,
         question: Bytes,
     },
+    /// The leader of `term` asks which feature level a member supports. Earlier releases ignore it.
+    AskLevel {
+        term: u64,
+    },
+    /// The answer.
+    TellLevel {
+        term: u64,
+        highest: Level,
+    },
+    /// The leader of `term` asks for the hash of a member's state at an index.
+    AskHash {
+        term: u64,
+        index: u64,
+    },
+    /// The answer.
+    TellHash {
+        term: u64,
+        index: u64,
+        hash: u64,
+    },
     /// The leader of `term` has not proposed these, and will not.
     Refusals {
         term: u64,
@@ -85,6 +106,10 @@ mod tag {
     pub const PRESENCE: u8 = 8;
     pub const REMOVED: u8 = 9;
     pub const VOUCH: u8 = 10;
+    pub const ASK_LEVEL: u8 = 11;
+    pub const TELL_LEVEL: u8 = 12;
+    pub const ASK_HASH: u8 = 13;
+    pub const TELL_HASH: u8 = 14;
 }
 
 pub(crate) fn encode_raft(message: &Message) -> Bytes {
@@ -195,6 +220,22 @@ pub(crate) fn vouch(term: u64, committed: u64, question: &[u8]) -> Bytes {
     into.into()
 }
 
+pub(crate) fn ask_level(term: u64) -> Bytes {
+    encode_numbers(tag::ASK_LEVEL, [term]).into()
+}
+
+pub(crate) fn tell_level(term: u64, highest: Level) -> Bytes {
+    encode_numbers(tag::TELL_LEVEL, [term, u64::from(highest)]).into()
+}
+
+pub(crate) fn ask_hash(term: u64, index: u64) -> Bytes {
+    encode_numbers(tag::ASK_HASH, [term, index]).into()
+}
+
+pub(crate) fn tell_hash(term: u64, index: u64, hash: u64) -> Bytes {
+    encode_numbers(tag::TELL_HASH, [term, index, hash]).into()
+}
+
 fn put_status(into: &mut Vec<u8>, status: &Option<LeaseStatus>) {
     into.push(u8::from(status.is_some()));
     if let Some(LeaseStatus { lease, ttl_ms, remaining_ms }) = status {
@@ -266,6 +307,15 @@ fn decode_own(tag: u8, reader: &mut Reader, whole: &Bytes) -> ReadResult<PeerMes
             committed: reader.varint()?,
             question: whole.slice_ref(reader.bytes()?),
         },
+        tag::ASK_LEVEL => PeerMessage::AskLevel { term: reader.varint()? },
+        tag::TELL_LEVEL => PeerMessage::TellLevel {
+            term: reader.varint()?,
+            highest: Level::try_from(reader.varint()?).map_err(|_| "a feature level beyond all")?,
+        },
+        tag::ASK_HASH => PeerMessage::AskHash { term: reader.varint()?, index: reader.varint()? },
+        tag::TELL_HASH => {
+            PeerMessage::TellHash { term: reader.varint()?, index: reader.varint()?, hash: reader.varint()? }
+        }
         _ => return Err("unknown kind of message"),
     })
 }

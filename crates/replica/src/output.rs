@@ -1,6 +1,7 @@
 //! Everything a member wants done, as one closed list. The driver performs, it never decides.
 
 use bytes::Bytes;
+use tenure_machine::level::Level;
 use tenure_machine::{
     Commit, LeaseId, LockEnd, LockReply, Member, MemberId, RangeReply, Refusal, Reply, Revision, View,
 };
@@ -45,6 +46,11 @@ pub enum Output {
         to: MemberId,
         index: u64,
         message: Bytes,
+    },
+    /// Hash this view in the background, then report [`crate::Input::StateHashed`].
+    HashState {
+        index: u64,
+        view: Box<View>,
     },
     /// A snapshot that was received is not wanted (any more): its file may go.
     SnapshotRefused {
@@ -128,6 +134,10 @@ pub enum Answered {
     Members(Vec<Member>),
     /// Who leads now.
     Leader(MemberId),
+    /// This member has the leader's state, as of this index.
+    Reseeded {
+        index: u64,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -168,6 +178,15 @@ pub enum Failure {
     NotEnoughMembers,
     #[error("another change of members is under way")]
     ChangeUnderWay,
+    /// This member's state differs from that of the others, so it answers nothing from it.
+    #[error("this member's state differs from that of the other members")]
+    Corrupt,
+    /// A leader takes its state from nobody else.
+    #[error("this member leads the cluster")]
+    Leading,
+    /// Nothing was proposed: some member may not know what the command means.
+    #[error("the cluster's feature level is too low: this needs level {needed}")]
+    LevelTooLow { needed: Level },
     /// No voter, or nobody that can be reached.
     #[error("bad leader transferee")]
     BadTransferee,

@@ -24,6 +24,9 @@ impl Replica {
     }
 
     fn propose_since(&mut self, since_ms: u64, command: Command, waits: Waits) {
+        if let Err(failure) = self.check_level_of(&command) {
+            return waits.call().into_iter().for_each(|call| self.fail(call, failure.clone()));
+        }
         if !self.is_leader() {
             match self.other_leader() {
                 Some(_) => self.forward(command, waits, since_ms),
@@ -50,6 +53,7 @@ impl Replica {
             self.raise_no_space();
             return Err(NotAppended::Refused(Failure::Refused(Refusal::NoSpace)));
         }
+        self.check_level_of(&envelope.command).map_err(NotAppended::Refused)?;
         if self.node.raft.lead_transferee.is_some() {
             return Err(NotAppended::NotNow);
         }
@@ -218,6 +222,7 @@ impl Replica {
         found.extend(self.forwards.abandon_calls(is_cancelled));
         found.extend(self.questions.take_calls(is_cancelled));
         found.extend(self.membership.take_calls(is_cancelled));
+        found.extend(self.compares.take_calls(is_cancelled));
         found.extend(self.cancel_transfers(is_cancelled));
         self.unsent.retain(|unsent| match unsent.waits.call() {
             Some(call) if is_cancelled(call) => {

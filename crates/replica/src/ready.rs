@@ -49,6 +49,9 @@ impl Replica {
                 // To raft such questions have no term.
                 message.term = 0;
             }
+            if message.msg_type() == MessageType::MsgAppend && self.stop_before_later_level(&message) {
+                return;
+            }
             let (kind, term, index, commit) = (message.msg_type(), message.term, message.index, message.commit);
             let along = match kind {
                 MessageType::MsgAppend | MessageType::MsgAppendResponse => std::mem::take(&mut message.context),
@@ -72,6 +75,7 @@ impl Replica {
     /// the leader would offer it for ever.
     fn has_already(&self, message: &Message) -> bool {
         message.msg_type() == MessageType::MsgSnapshot
+            && !self.wants_state()
             && message.term < u64::MAX / 2
             && message.get_snapshot().get_metadata().index <= self.machine.applied_index()
     }

@@ -14,10 +14,12 @@ use rand_chacha::rand_core::SeedableRng;
 use tenure_machine::{Command, LeaseId, Leave, Machine, MemberId};
 
 use crate::checkpoint::Checkpoints;
+use crate::compare::Comparison;
 use crate::config::{Boot, Config, decode_configuration};
 use crate::deadlines::Deadlines;
 use crate::forward::{Forwards, Greeted, HeldJoin};
 use crate::install::{Arrived, SnapshotProgress};
+use crate::level::{Levels, check_level, level_of};
 use crate::lock_watch::LockHub;
 use crate::log::Log;
 use crate::members::Membership;
@@ -48,6 +50,9 @@ pub enum BootError {
     Configuration,
     #[error("raft refuses to start: {0}")]
     Raft(String),
+    /// A later release wrote it.
+    #[error("{0}")]
+    Level(String),
 }
 
 pub struct Replica {
@@ -71,6 +76,8 @@ pub struct Replica {
     /// And when the leader was.
     pub(crate) heard_leader_ms: u64,
     pub(crate) membership: Membership,
+    pub(crate) levels: Levels,
+    pub(crate) compares: Comparison,
     pub(crate) roles: Roles,
     pub(crate) transfers: Vec<Transfer>,
     pub(crate) unsent: Vec<Unsent>,
@@ -142,6 +149,7 @@ pub struct Replica {
 impl Replica {
     pub fn boot(config: Config, boot: Boot, now: Now) -> Result<Replica, BootError> {
         let configuration = decode_configuration(&boot.configuration).ok_or(BootError::Configuration)?;
+        check_level(&config, level_of(boot.machine.state().level(), &boot.entries)).map_err(BootError::Level)?;
         let single = is_only_voter(config.member, &configuration);
         let hard_state = RaftHardState {
             term: boot.hard_state.term.max(boot.snapshot_term),
@@ -195,6 +203,8 @@ impl Replica {
             heard_ms: BTreeMap::new(),
             heard_leader_ms: now.monotonic_ms,
             membership: Membership::default(),
+            levels: Levels::default(),
+            compares: Comparison::default(),
             roles: Roles::of(&configuration),
             transfers: Vec::new(),
             unsent: Vec::new(),
@@ -336,9 +346,13 @@ impl Replica {
         self.give_up_delivered();
         self.ask_whether_removed();
         self.tell_removal();
+        self.raise_level();
+        self.compare_states();
+        self.ask_for_state();
         let since_ms = now_ms.checked_sub(self.config.call_timeout_ms);
         self.time_out_transfers(since_ms);
         let Some(since_ms) = since_ms else { return };
+        self.time_out_reseed(since_ms);
         let mut late = self.proposals.abandon_older_than(since_ms);
         late.extend(self.forwards.abandon_older_than(since_ms));
         late.extend(self.membership.take_older_than(since_ms));
@@ -386,6 +400,9 @@ impl Replica {
     }
 
     pub(crate) fn take(&mut self, input: Input) {
+        if let Some(call) = self.refused_as_corrupt(&input) {
+            return self.fail(call, Failure::Corrupt);
+        }
         match input {
             Input::Propose { call, command } => self.propose_in_turn(command, Waits::Call(call)),
             Input::Lock { call, lock } => self.join(call, lock),
@@ -423,6 +440,8 @@ impl Replica {
             Input::Persisted { number } => self.persisted(number),
             Input::SnapshotSaved { index, bytes } => self.snapshot_saved(index, bytes),
             Input::SnapshotFailed { index } => self.snapshot_failed(index),
+            Input::StateHashed { index, hash, took_ms } => self.state_hashed(index, hash, took_ms),
+            Input::Reseed { call } => self.reseed(call),
             Input::SnapshotSent { to, index, delivered } => self.snapshot_sent(to, index, delivered),
             Input::SnapshotReceived { from, message, machine, configuration, bytes } => {
                 self.receive_snapshot(from, &message, machine, &configuration, bytes)
@@ -449,6 +468,10 @@ impl Replica {
                 self.take_vouch(from, term, committed, &question);
                 self.do_confirmed();
             }
+            Some(PeerMessage::AskHash { term, index }) => self.take_hash_question(from, term, index),
+            Some(PeerMessage::TellHash { term, index, hash }) => self.take_hash(from, term, index, hash),
+            Some(PeerMessage::AskLevel { term }) => self.take_level_question(from, term),
+            Some(PeerMessage::TellLevel { term, highest }) => self.take_supported_level(from, term, highest),
             None => {}
         }
     }

@@ -6,6 +6,7 @@ use rand_chacha::rand_core::RngCore;
 use tenure_machine::MemberId;
 
 use crate::forward::Greeted;
+use crate::level::Levels;
 use crate::propose::Waits;
 use crate::question::Asker;
 use crate::{CallId, Config, Failure, Output, Replica, SessionNotice};
@@ -35,6 +36,9 @@ impl Replica {
     /// is not so while a snapshot is being installed, nor for a member that can win without asking anybody.
     pub(crate) fn may_campaign(&self) -> bool {
         let is_durable = self.persist_done == self.persist_asked;
+        if self.is_corrupt() && !self.is_only_voter() {
+            return self.is_leader();
+        }
         self.is_leader() || (self.installing.is_none() && (is_durable || !self.is_only_voter()))
     }
 
@@ -74,6 +78,8 @@ impl Replica {
         self.node.raft.set_randomized_election_timeout(ticks);
         (self.alarm_asked, self.compact_asked) = (false, false);
         self.granting.clear();
+        self.levels = Levels::default();
+        self.compares.begin_again();
         self.greeted = Greeted::default();
         self.delivered.clear();
         if self.leading {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use raft::eraftpb::ConfState;
+use tenure_machine::level::Level;
 use tenure_machine::{MemberId, Revision};
 
 use crate::Replica;
@@ -19,6 +20,15 @@ pub struct Status {
     pub last_index: u64,
     pub commit_index: u64,
     pub applied_index: u64,
+    /// The cluster's feature level, as applied here.
+    pub level: Level,
+    /// The latest one that this member supports.
+    pub highest_level: Level,
+    pub level_pin: Option<Level>,
+    /// This member's state is known to differ from that of the others.
+    pub is_corrupt: bool,
+    /// This member waits for the leader's state, to put it in the place of its own.
+    pub wants_state: bool,
     pub revision: Revision,
     pub compacted_revision: Revision,
     pub bytes: u64,
@@ -41,6 +51,8 @@ pub struct PeerStatus {
     pub matched: u64,
     /// Something was heard of it lately.
     pub active: bool,
+    /// The latest feature level that it supports; `None` until it has said so, or while nothing depends on it.
+    pub highest_level: Option<Level>,
 }
 
 /// Who votes and who learns, as a status shows it: shared by all that are taken between two changes.
@@ -74,6 +86,11 @@ impl Replica {
             last_index: self.node.raft.raft_log.last_index(),
             commit_index: self.node.raft.raft_log.committed,
             applied_index: self.machine.applied_index(),
+            level: state.level(),
+            highest_level: self.config.highest_level,
+            level_pin: state.level_pin(),
+            is_corrupt: self.is_corrupt(),
+            wants_state: self.wants_state(),
             revision: state.revision(),
             compacted_revision: state.compacted_revision(),
             bytes: state.bytes(),
@@ -98,6 +115,7 @@ impl Replica {
                 member: *member,
                 matched: progress.matched,
                 active: self.is_active(*member),
+                highest_level: self.levels.supported_by(*member),
             })
             .collect();
         peers.sort_unstable_by_key(|peer| peer.member);

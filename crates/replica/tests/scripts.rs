@@ -226,6 +226,7 @@ impl Runner {
             Output::Members(_) => return,
             Output::Removed => "removed".to_owned(),
             Output::SendSnapshot { to, index, .. } => format!("send snapshot {index} to {to}"),
+            Output::HashState { index, .. } => format!("hash the state at {index}"),
             Output::SnapshotRefused { index } => format!("snapshot {index} refused"),
             Output::Fatal(reason) => format!("fatal: {reason}"),
         };
@@ -444,6 +445,7 @@ fn answer_text(answer: Answer) -> String {
         }
         Ok(Answered::Members(members)) => format!("members {members:?}"),
         Ok(Answered::Leader(leader)) => format!("leader {leader}"),
+        Ok(Answered::Reseeded { index }) => format!("reseeded, up to {index}"),
         Ok(Answered::View(view)) => format!("{view:?}"),
         Ok(Answered::KeptAlive { ttl_ms }) => format!("kept alive {ttl_ms:?}"),
         Ok(Answered::LeaseTimeToLive(status)) => format!("{status:?}"),

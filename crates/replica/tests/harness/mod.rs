@@ -172,5 +172,6 @@ impl Calls {
 
 /// Small bounds, so that a script reaches them.
 pub fn config(member: MemberId) -> Config {
-    Config { member, boot: 100 + member, seed: member, ..Config::default() }
+    // Scripts show every entry of the log. The level is not raised in them unless they ask for it.
+    Config { member, boot: 100 + member, seed: member, highest_level: 0, ..Config::default() }
 }

@@ -86,6 +86,7 @@ impl Model {
                 Ok(Reply::LeasesCheckpointed)
             }
             Command::ChangeMembers(change) => self.change_members(change).map(|()| Reply::MembersChanged),
+            Command::CompareStates => Ok(Reply::StatesCompared),
             Command::RaiseLevel { level } => match self.level_pin {
                 Some(pin) if *level > pin => Err(Refusal::LevelPinned { level: *level, pin }),
                 _ => {

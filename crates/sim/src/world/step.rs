@@ -168,6 +168,10 @@ impl World {
                 life.save_snapshot(save);
                 checked.map_err(|what| Broken { rule: "K5: a snapshot is the state", what })?;
             }
+            Output::HashState { index, view } => {
+                let hash = view.hash();
+                life.inbox.push(Input::StateHashed { index, hash, took_ms: 1 });
+            }
             Output::Answer { call, answer } => self.answered(id, call, answer, within)?,
             // Told to sessions' streams only, of which this world has none.
             Output::Queued { .. } | Output::Session { .. } | Output::LockNotice { .. } => {}
