@@ -5,7 +5,14 @@ use std::path::PathBuf;
 
 use prost::Message;
 
-const FILES: &[&str] = &["etcd/rpc.proto", "etcd/lock.proto", "etcd/election.proto", "tenure/lock.proto", PEER_FILE];
+const FILES: &[&str] = &[
+    "etcd/rpc.proto",
+    "etcd/lock.proto",
+    "etcd/election.proto",
+    "tenure/lock.proto",
+    "tenure/cluster.proto",
+    PEER_FILE,
+];
 
 /// Spoken between members only: clients have no use for its description.
 const PEER_FILE: &str = "tenure/peer.proto";

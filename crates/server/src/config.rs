@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tenure_machine::{Member, MemberId};
+use tenure_machine::{Level, Member, MemberId, level};
 
 use crate::limits::{self, Limits};
 
@@ -67,6 +67,12 @@ pub struct Config {
     #[serde(with = "crate::units::size_u64")]
     pub quota: u64,
 
+    /// How often the members' states are compared. 0 = never.
+    #[serde(with = "crate::units::duration")]
+    pub compare_interval: Duration,
+    /// The latest feature level that this member takes part in, to keep a way back to an earlier release.
+    pub max_level: Option<u32>,
+
     /// How often an idle watch that asked for it is told the revision.
     #[serde(with = "crate::units::duration")]
     pub watch_progress_interval: Duration,
@@ -119,6 +125,8 @@ impl Default for Config {
             history_age: Duration::from_secs(3600),
             history_size: 1 << 30,
             quota: 8 << 30,
+            compare_interval: Duration::from_secs(60),
+            max_level: None,
             watch_progress_interval: Duration::from_secs(600),
             keepalive_interval: Duration::from_millis(limits::KEEPALIVE_INTERVAL_MS),
             keepalive_timeout: Duration::from_millis(limits::KEEPALIVE_TIMEOUT_MS),
@@ -278,6 +286,11 @@ impl Config {
     /// The shortest TTL on etcd's API: one and a half of the longest election, as etcd has it.
     pub fn lease_ttl_min_seconds(&self) -> i64 {
         (self.election_max.as_millis() as u64 * 3).div_ceil(2 * 1000).max(1) as i64
+    }
+
+    /// The latest feature level that this member supports.
+    pub fn highest_level(&self) -> Level {
+        self.max_level.map_or(level::HIGHEST, |most| most.min(level::HIGHEST))
     }
 
     pub fn network_thread_count(&self) -> usize {

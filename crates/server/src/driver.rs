@@ -419,6 +419,7 @@ impl Owner {
                     mail.notices.push((stream, notice));
                 }
             }
+            Output::HashState { index, view } => self.hand_to_log(LogWork::HashState { index, view }),
             Output::Send { to, message } => self.messages.push((to, message)),
             Output::SendSnapshot { to, index, message } => {
                 self.outbox.send_snapshot(SnapshotOrder { to, index, message })

@@ -7,8 +7,8 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use bytes::Bytes;
-use tenure_machine::MemberId;
 use tenure_machine::snapshot::chunks;
+use tenure_machine::{MemberId, View};
 use tenure_replica::{Input, InstalledSnapshot, LogEntry, Persist, SaveSnapshot};
 use tenure_storage::{Entry, Fault, Group, HardState, OsDisk, SnapshotMeta, Snapshots, Store};
 
@@ -25,6 +25,11 @@ const FEW_ENTRIES: usize = 4;
 pub(crate) enum LogWork {
     Persist(Vec<Persist>),
     SaveSnapshot(Box<SaveSnapshot>),
+    /// A state to be compared with those of other members.
+    HashState {
+        index: u64,
+        view: Box<View>,
+    },
     /// From the thread that wrote it.
     SnapshotWritten {
         meta: SnapshotMeta,
@@ -182,6 +187,7 @@ impl LogThread {
                 match work {
                     LogWork::Persist(some) => persists.extend(some),
                     LogWork::SaveSnapshot(save) => self.save_snapshot(*save, turn.store().snapshots()),
+                    LogWork::HashState { index, view } => self.hash_state(index, *view),
                     LogWork::SnapshotWritten { meta, bytes } => {
                         let index = meta.index;
                         // Overtaken by one that a peer has sent: nothing builds on it any more.
@@ -214,6 +220,21 @@ impl LogThread {
             }
         }
         Ok(())
+    }
+
+    /// Hashes a state on a thread of its own. Where there is no thread to be had, this comparison does without it.
+    fn hash_state(&self, index: u64, view: View) {
+        let turns = self.turns.clone();
+        let hash = move || {
+            give_way();
+            let began = Instant::now();
+            let hash = view.hash();
+            turns.bring(Input::StateHashed { index, hash, took_ms: began.elapsed().as_millis() as u64 });
+            turns.take_a_few();
+        };
+        if let Err(error) = thread::Builder::new().name("tenure-compare".into()).spawn(hash) {
+            tracing::warn!(index, %error, "no thread to hash the state with");
+        }
     }
 
     fn save_snapshot(&mut self, save: SaveSnapshot, snapshots: Snapshots<OsDisk>) {

@@ -158,6 +158,16 @@ impl Member {
         answer.map(drop).map(drop)
     }
 
+    /// Takes the leader's state in the place of this member's own; gives the index that it goes up to.
+    pub async fn reseed(&self) -> Result<u64, Failure> {
+        let answer = self.call(true, |call| Input::Reseed { call }).await?;
+        let index = answer.map(|answered| match answered {
+            Answered::Reseeded { index } => index,
+            other => unexpected(other),
+        })?;
+        Ok(index.value)
+    }
+
     /// More waits for the replica than it should: what can be refused is.
     pub(crate) fn is_overloaded(&self) -> bool {
         self.mailbox.depth() > QUEUE_LIMIT

@@ -466,6 +466,8 @@ fn replica_config(config: &Config, data: &Data) -> tenure_replica::Config {
         quota_bytes: config.quota,
         history_age_ms: ms(config.history_age),
         history_bytes: config.history_size,
+        highest_level: config.highest_level(),
+        compare_interval_ms: ms(config.compare_interval),
         ..Default::default()
     }
 }

@@ -114,6 +114,12 @@ struct Tuning {
     /// Beyond this size the store takes no more; 0B = no quota [default: 8GiB]
     #[arg(long, env = "TENURE_QUOTA", value_name = "SIZE", value_parser = checked_size)]
     quota: Option<String>,
+    /// How often the members' states are compared; 0s = never [default: 1m]
+    #[arg(long, env = "TENURE_COMPARE_INTERVAL", value_name = "TIME", value_parser = checked_duration)]
+    compare_interval: Option<String>,
+    /// Take part in no later feature level than this: a way back to an earlier release stays open
+    #[arg(long, env = "TENURE_MAX_LEVEL", value_name = "N")]
+    max_level: Option<u32>,
     /// How often an idle watch is told the revision, if it asked for it [default: 10m]
     #[arg(long, env = "TENURE_WATCH_PROGRESS_INTERVAL", value_name = "TIME", value_parser = checked_duration)]
     watch_progress_interval: Option<String>,
@@ -193,6 +199,7 @@ impl Serve {
             ("history-age", &tuning.history_age),
             ("history-size", &tuning.history_size),
             ("quota", &tuning.quota),
+            ("compare-interval", &tuning.compare_interval),
             ("watch-progress-interval", &tuning.watch_progress_interval),
             ("keepalive-interval", &tuning.keepalive_interval),
             ("keepalive-timeout", &tuning.keepalive_timeout),
@@ -211,6 +218,9 @@ impl Serve {
         }
         if let Some(origins) = &tuning.web_origins {
             settings.insert("web-origins".to_owned(), origins.clone().into());
+        }
+        if let Some(level) = tuning.max_level {
+            settings.insert("max-level".to_owned(), Value::Integer(level.into()));
         }
         if let Some(threads) = tuning.network_threads {
             settings.insert("network-threads".to_owned(), Value::Integer(i64::from(threads)));

@@ -10,7 +10,7 @@ use tenure_replica::{Failure, MemberChange};
 use tonic::Status;
 
 use super::Host;
-use super::greeting::{Greeter, directory_of};
+use super::greeting::{Greeter, directory_of, outdated};
 use super::listing::{peer_address, to_proto, url_of};
 use crate::config::{is_host_and_port, is_member_name};
 use crate::member::random_u64;
@@ -44,6 +44,10 @@ impl<H: Host> Admission<H> {
             && directory_of(&request.directory_id).is_some();
         if !is_sound {
             return Err(Status::invalid_argument("who joins says its name and its two addresses as host:port"));
+        }
+        let level = self.greeter.host.status().level;
+        if let Some(text) = outdated(level, request.highest_level, &request.release) {
+            return Err(Status::failed_precondition(text));
         }
         let answer = match self.admit(&request).await {
             Ok((id, members)) => {

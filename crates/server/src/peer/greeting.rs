@@ -3,12 +3,13 @@
 use bytes::Bytes;
 use tenure_api::tenure::peer::v1::refusal::Reason;
 use tenure_api::tenure::peer::v1::{Hello, Refusal, Welcome};
-use tenure_machine::MemberId;
+use tenure_machine::{Level, MemberId};
 use tenure_replica::Input;
 use tenure_storage::{Fault, Identity, Meeting, OsDisk, Peers};
 
 use super::Host;
 use super::outbox::Outbox;
+use crate::config::TENURE_VERSION;
 
 /// What a member needs to introduce itself and to know others again.
 #[derive(Clone)]
@@ -28,6 +29,9 @@ pub(crate) enum Unwelcome {
     /// By the caller.
     #[error("{0}")]
     Stranger(String),
+    /// By the caller: it must not append what it does not understand.
+    #[error("{0}")]
+    Level(String),
     #[error("it answered out of turn")]
     Malformed,
     #[error("its identity could not be written down: {0}")]
@@ -36,12 +40,16 @@ pub(crate) enum Unwelcome {
 
 impl<H: Host> Greeter<H> {
     pub(crate) fn hello(&self, to: MemberId) -> Hello {
+        let status = self.host.status();
         Hello {
             cluster_id: self.identity.cluster_id,
             from: self.identity.member_id,
             to,
             directory_id: directory_bytes(self.identity.directory_id),
-            applied_index: self.host.status().applied_index,
+            applied_index: status.applied_index,
+            level: status.level,
+            highest_level: status.highest_level,
+            release: TENURE_VERSION.to_owned(),
         }
     }
 
@@ -70,11 +78,20 @@ impl<H: Host> Greeter<H> {
                 _ => refusal(Reason::NotAMember, format!("member {:x} is not known here, or not yet", hello.from)),
             });
         }
+        let status = self.host.status();
+        if let Some(text) = outdated(status.level, hello.highest_level, &hello.release) {
+            return Err(refusal(Reason::Level, text));
+        }
         let Some(directory) = directory_of(&hello.directory_id) else {
             return Err(refusal(Reason::Unknown, "the id of a data directory has 16 bytes".to_owned()));
         };
         match self.meet(hello.from, directory).await {
-            Ok(Meeting::First | Meeting::Again) => Ok(Welcome { directory_id: directory_bytes(directory_id) }),
+            Ok(Meeting::First | Meeting::Again) => Ok(Welcome {
+                directory_id: directory_bytes(directory_id),
+                level: status.level,
+                highest_level: status.highest_level,
+                release: TENURE_VERSION.to_owned(),
+            }),
             Ok(Meeting::Stranger { .. }) => {
                 Err(refusal(Reason::OtherDirectory, format!("{}; {ADVICE}", self.stranger(hello.from))))
             }
@@ -88,6 +105,14 @@ impl<H: Host> Greeter<H> {
     /// Judges the one that was called, by its answer.
     pub(crate) async fn accept(&self, to: MemberId, welcome: &Welcome) -> Result<(), Unwelcome> {
         let directory = directory_of(&welcome.directory_id).ok_or(Unwelcome::Malformed)?;
+        let highest = self.host.status().highest_level;
+        if welcome.level > highest {
+            let (level, release) = (welcome.level, &welcome.release);
+            return Err(Unwelcome::Level(format!(
+                "it is at feature level {level}, and this member supports no level above {highest}: \
+                 run Tenure {release} or a later release"
+            )));
+        }
         match self.meet(to, directory).await {
             Ok(Meeting::First | Meeting::Again) => Ok(()),
             Ok(Meeting::Stranger { .. }) => Err(Unwelcome::Stranger(format!("{}; {ADVICE}", self.stranger(to)))),
@@ -128,6 +153,20 @@ impl<H: Host> Greeter<H> {
 }
 
 const ADVICE: &str = "if its disk was lost, remove it from the cluster and let it join as a new member";
+
+/// Why a caller cannot take part in a cluster at this feature level.
+pub(crate) fn outdated(level: Level, highest: Level, release: &str) -> Option<String> {
+    let runs = match release {
+        "" => "an earlier release".to_owned(),
+        release => format!("Tenure {release}"),
+    };
+    (highest < level).then(|| {
+        format!(
+            "the cluster is at feature level {level}; the caller runs {runs}, which supports no level above {highest}: \
+             run Tenure {TENURE_VERSION} or a later release"
+        )
+    })
+}
 
 pub(crate) fn refusal(reason: Reason, text: String) -> Refusal {
     Refusal { reason: reason.into(), text }

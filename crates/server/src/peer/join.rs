@@ -11,7 +11,7 @@ use tonic::Code;
 use super::greeting::directory_bytes;
 use super::listing::url_of;
 use super::{GREETING_TIMEOUT, connect, said};
-use crate::config::Config;
+use crate::config::{Config, TENURE_VERSION};
 
 /// So many members may name another one as the leader.
 pub(crate) const HOPS: usize = 5;
@@ -41,6 +41,8 @@ pub(crate) fn request(config: &Config, directory_id: u128) -> JoinRequest {
         peer_address: config.peer_address(),
         client_address: config.client_address(),
         directory_id: directory_bytes(directory_id),
+        highest_level: config.highest_level(),
+        release: TENURE_VERSION.to_owned(),
     }
 }
 

@@ -19,6 +19,7 @@ use super::connect;
 use super::greeting::directory_bytes;
 use super::listing::{from_proto, peer_address, url_of};
 use super::outbox::Outbox;
+use crate::config::TENURE_VERSION;
 use crate::member::Member;
 use crate::services::errors;
 
@@ -76,6 +77,9 @@ impl Departure {
             to: leader,
             directory_id: directory_bytes(self.identity.directory_id),
             applied_index,
+            highest_level: machine::level::HIGHEST,
+            release: TENURE_VERSION.to_owned(),
+            ..Hello::default()
         };
         let channel = connect(&url_of(address)).await;
         let channel = channel.map_err(|reason| Unanswered::ForNow(Status::unavailable(reason)))?;

@@ -67,7 +67,8 @@ impl Arrivals {
         answers: &Answers,
     ) -> Result<(), Status> {
         // The sender did not hear that it had arrived, or it was overtaken by the log; raft tells it.
-        if offer.index <= greeter.host.status().applied_index {
+        let status = greeter.host.status();
+        if offer.index <= status.applied_index && !status.wants_state {
             greeter.host.deliver(Input::Message { from, message: offer.message });
             return answer(answers, Answer::Received(SnapshotReceived {})).await;
         }

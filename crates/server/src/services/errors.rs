@@ -59,6 +59,11 @@ pub const SESSION_EXPIRED: Error = Error(Code::Unknown, "mutex: session is expir
 pub const INVALID_COMPARE: Error = Error(Code::InvalidArgument, "tenure: invalid compare option");
 const NESTED_TOO_DEEP: Error = Error(Code::InvalidArgument, "tenure: transactions nested too deep in txn request");
 const CHANGE_UNDER_WAY: Error = Error(Code::Unavailable, "tenure: another change of members is under way");
+const LEADING: Error = Error(Code::FailedPrecondition, "tenure: this member leads; transfer the leadership first");
+const LEVEL_TOO_LOW: Error = Error(
+    Code::FailedPrecondition,
+    "tenure: the cluster's feature level is too low for this request; upgrade all members first",
+);
 const TOO_MANY_WAITERS: Error = Error(Code::ResourceExhausted, "tenure: too many waiters for this lock");
 const NAME_TOO_LONG: Error = Error(Code::InvalidArgument, "tenure: lock name too long");
 const NOT_AN_ENTRY: Error = Error(Code::FailedPrecondition, "tenure: key exists and is not a lock entry");
@@ -138,6 +143,9 @@ pub fn of_failure(failure: &Failure) -> Error {
         Failure::NotEnoughMembers => NOT_ENOUGH_STARTED,
         Failure::ChangeUnderWay => CHANGE_UNDER_WAY,
         Failure::BadTransferee => BAD_LEADER_TRANSFEREE,
+        Failure::Corrupt => CORRUPT,
+        Failure::Leading => LEADING,
+        Failure::LevelTooLow { .. } => LEVEL_TOO_LOW,
     }
 }
 

@@ -32,6 +32,7 @@ mod observe_election;
 mod produced;
 mod read;
 mod snapshot;
+mod tenure_cluster;
 mod tenure_lock;
 mod watch;
 mod watching;
@@ -49,6 +50,7 @@ use tenure_api::etcdserverpb::kv_server::KvServer;
 use tenure_api::etcdserverpb::lease_server::LeaseServer;
 use tenure_api::etcdserverpb::maintenance_server::MaintenanceServer;
 use tenure_api::etcdserverpb::watch_server::WatchServer;
+use tenure_api::tenure::v1::cluster_service_server::ClusterServiceServer;
 use tenure_api::tenure::v1::lock_service_server::LockServiceServer;
 use tenure_api::v3electionpb::election_server::ElectionServer;
 use tenure_api::v3lockpb::lock_server::LockServer;
@@ -89,6 +91,7 @@ pub fn services(
     serve!(ClusterServer, cluster::ClusterService);
     serve!(MaintenanceServer, maintenance::MaintenanceService);
     serve!(AuthServer, auth::AuthService);
+    serve!(ClusterServiceServer, tenure_cluster::TenureClusterService);
     serve!(LockServiceServer, tenure_lock::TenureLockService);
     table
 }

@@ -15,6 +15,7 @@ fn request(name: &str, port: u16) -> JoinRequest {
         peer_address: format!("127.0.0.1:{port}"),
         client_address: "127.0.0.1:2".to_owned(),
         directory_id: Bytes::from_static(&[7; 16]),
+        ..Default::default()
     }
 }
 
@@ -132,6 +133,7 @@ async fn only_a_member_itself_leaves_and_only_the_leader_lets_it_go() {
             to: at.id(),
             directory_id: crate::peer::greeting::directory_bytes(directory_id),
             applied_index: 1,
+            ..Default::default()
         };
         let mut client = PeerClient::connect(format!("http://{}", at.address)).await.unwrap();
         client.leave(LeaveRequest { hello: Some(hello) }).await.unwrap().into_inner().answer.unwrap()

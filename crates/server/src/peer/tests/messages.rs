@@ -81,6 +81,7 @@ async fn another_cluster_is_refused_by_both_sides() {
             to: called.id(),
             directory_id: directory_bytes(caller.identity.directory_id),
             applied_index: 1,
+            ..Default::default()
         };
         let (reason, text) = refusal(greet(called, hello).await);
         assert_eq!(reason, Reason::OtherCluster);
@@ -107,6 +108,7 @@ async fn who_is_called_must_be_who_answers() {
         to,
         directory_id: directory_bytes(9),
         applied_index: 1,
+        ..Default::default()
     };
     assert_eq!(refusal(greet(&two, hello(1, 7)).await).0, Reason::OtherMember);
     assert_eq!(refusal(greet(&two, hello(2, 2)).await).0, Reason::OtherMember);
@@ -165,6 +167,7 @@ async fn who_was_removed_is_told_and_who_is_not_known_yet_comes_again() {
         to: 2,
         directory_id: directory_id.clone(),
         applied_index,
+        ..Default::default()
     };
     assert_eq!(refusal(greet(&two, hello(100)).await).0, Reason::NotAMember);
     assert_eq!(refusal(greet(&two, hello(0)).await).0, Reason::NotAMember, "it has nothing yet");

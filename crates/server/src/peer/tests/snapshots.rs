@@ -145,6 +145,7 @@ impl Hand {
             to: 2,
             directory_id: directory_bytes(u128::from(1u64) << 64 | 1),
             applied_index: meta.index,
+            ..Default::default()
         };
         let (index, term) = (meta.index, meta.term);
         let offer =
