@@ -263,6 +263,26 @@ impl Mode {
     pub fn fences(self) -> bool {
         matches!(self, Mode::Exclusive | Mode::Slots(_))
     }
+
+    /// The mode that an entry is made with. A semaphore without slots would block its queue forever, so it has one.
+    /// (A barrier without parties is refused.)
+    pub fn sane(self) -> Mode {
+        match self {
+            Mode::Slots(slots) => Mode::Slots(slots.max(1)),
+            mode => mode,
+        }
+    }
+}
+
+impl std::fmt::Display for Mode {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Mode::Exclusive => write!(formatter, "exclusive"),
+            Mode::Shared => write!(formatter, "shared"),
+            Mode::Slots(slots) => write!(formatter, "one of {slots} slots"),
+            Mode::Barrier(parties) => write!(formatter, "at a barrier of {parties}"),
+        }
+    }
 }
 
 /// Takes a place in the queue `name`: creates the entry key `<name>/<lease in hex>` unless it is there.

@@ -23,6 +23,7 @@
 //!
 //! Level 1:
 //! - The snapshot says the level, in a format that earlier releases refuse.
+//! - A lease that asks again for a lock with another mode is refused ([`Refusal::OtherMode`]).
 
 use crate::{Command, Refusal, Reply, View};
 

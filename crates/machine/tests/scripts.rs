@@ -37,7 +37,8 @@ scripts!(
     compaction,
     alarms,
     origins,
-    levels
+    levels,
+    lock_level_1
 );
 
 #[derive(Default)]

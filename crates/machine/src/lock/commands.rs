@@ -63,7 +63,7 @@ impl View {
             written.kv.key.clone()
         });
         let (key, more_keys) = (places.next().unwrap_or_default(), places.collect());
-        Ok(Reply::Lock(lock_reply(key, more_keys, change.revision, false)))
+        Ok(Reply::Lock(lock_reply(key, more_keys, change.revision, lock.mode.sane())))
     }
 
     /// Whether it asks for one lock in which nobody is, and nothing but its own key can be in the way. So it is with
@@ -81,12 +81,13 @@ impl View {
         let written = self.store.create(change.revision, &key, &lock.value, lock.lease)?;
         let place = Place { lock, name: &lock.name, holder, is_free: true };
         self.follow(change, &written, Some(place));
-        Some(Reply::Lock(lock_reply(written.kv.key.clone(), Vec::new(), change.revision, false)))
+        Some(Reply::Lock(lock_reply(written.kv.key.clone(), Vec::new(), change.revision, lock.mode.sane())))
     }
 
-    /// The same lease asks again: same places, same token. To ask for more than it has is refused, because
-    /// to wait for one lock while holding another is how deadlocks begin. One that will not wait leaves the
-    /// place, if its turn has not come, to the call that waits there.
+    /// The same lease asks again: same places, same token. Asking for more names than it has is refused, because
+    /// waiting for one lock while holding another is how deadlocks begin. Asking for another mode is refused, because
+    /// the place was made with its mode. A call that does not wait leaves a place whose turn has not come to the call
+    /// that waits there.
     fn lock_again(
         &mut self,
         change: &mut Change,
@@ -100,6 +101,10 @@ impl View {
             let (_, _, entry) = self.locks.entry(&kv.key, kv.create_revision).ok_or(Refusal::NotAnEntry)?;
             if there < keys.len() || token.is_some_and(|token| token != entry.token) {
                 return Err(Refusal::HeldAlready);
+            }
+            if self.level >= 1 && entry.mode != lock.mode.sane() {
+                let token = entry.granted_wall_ms.map(|_| entry.token);
+                return Err(Refusal::OtherMode { mode: entry.mode, token });
             }
             token = Some(entry.token);
             if entry.granted_wall_ms.is_none() {
@@ -142,7 +147,8 @@ impl View {
     fn reply_for(&self, keys: &[Vec<u8>], token: Revision, renewed: bool) -> LockReply {
         let mut places = keys.iter().map(|key| self.store.live(key).map_or_else(|| shared(key), |kv| kv.key.clone()));
         let (key, more_keys) = (places.next().unwrap_or_default(), places.collect());
-        lock_reply(key, more_keys, token, renewed)
+        // The mode is filled in from the entry.
+        LockReply { renewed, ..lock_reply(key, more_keys, token, Mode::Exclusive) }
     }
 
     /// Adds what became of the places when the command's queues were settled.
@@ -152,7 +158,7 @@ impl View {
             && (&entry.key, entry.token) == (&reply.key, reply.token)
             && reply.more_keys.is_empty()
         {
-            (reply.granted, reply.slot) = (true, entry.slot);
+            (reply.granted, reply.slot, reply.mode) = (true, entry.slot, entry.mode);
             return;
         }
         reply.granted = true;
@@ -164,7 +170,9 @@ impl View {
         if reply.granted {
             reply.ahead = 0;
         }
-        reply.slot = self.locks.entry(&reply.key, reply.token).map_or(0, |(_, _, entry)| entry.slot);
+        if let Some((_, _, entry)) = self.locks.entry(&reply.key, reply.token) {
+            (reply.slot, reply.mode) = (entry.slot, entry.mode);
+        }
     }
 
     /// Who is in the way of somebody who asks for `name`.
@@ -255,8 +263,8 @@ impl View {
     }
 }
 
-fn lock_reply(key: SharedBytes, more_keys: Vec<SharedBytes>, token: Revision, renewed: bool) -> LockReply {
-    LockReply { key, more_keys, token, granted: false, slot: 0, renewed, ahead: 0 }
+fn lock_reply(key: SharedBytes, more_keys: Vec<SharedBytes>, token: Revision, mode: Mode) -> LockReply {
+    LockReply { key, more_keys, token, mode, granted: false, slot: 0, renewed: false, ahead: 0 }
 }
 
 /// What an older stream of a session that was resumed elsewhere sends is void.

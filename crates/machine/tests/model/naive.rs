@@ -531,6 +531,7 @@ impl Naive {
             key: keys[0].clone().into(),
             more_keys: keys[1..].iter().map(|key| key.clone().into()).collect(),
             token: self.revision() + 1,
+            mode: lock.mode,
             granted: false,
             slot: 0,
             renewed: false,
@@ -558,6 +559,11 @@ impl Naive {
             if tokens.len() > 1 || keys.iter().any(|key| !now.contains_key(key)) {
                 return Err(Refusal::HeldAlready);
             }
+            if self.level > 0 && entry.mode != lock.mode {
+                let is_held = self.granted().contains(&(entry.name.clone(), entry.token));
+                return Err(Refusal::OtherMode { mode: entry.mode, token: is_held.then_some(entry.token) });
+            }
+            reply.mode = entry.mode;
         }
         (reply.token, reply.renewed) = (*tokens.first().unwrap(), true);
         let granted = self.granted();

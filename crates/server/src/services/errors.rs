@@ -75,6 +75,7 @@ const DEADLOCK: Error = Error(Code::FailedPrecondition, "deadlock");
 pub const NOBODY_LEADS: Error = Error(Code::NotFound, "election: no leader");
 pub const DOES_NOT_LEAD: Error = Error(Code::FailedPrecondition, "election: not leader");
 pub const SESSION_RESUMED: Error = Error(Code::Aborted, "session was resumed elsewhere");
+const OTHER_MODE: Error = Error(Code::FailedPrecondition, "this lease has the lock in another mode");
 const LEVEL_PINNED: Error = Error(Code::FailedPrecondition, "the feature level is pinned");
 const LEVEL_REACHED: Error = Error(Code::FailedPrecondition, "the feature level is never lowered");
 
@@ -119,6 +120,7 @@ pub fn of_refusal(refusal: &Refusal) -> Error {
         Refusal::MemberExists => MEMBER_EXISTS,
         Refusal::PeerUrlExists => PEER_URL_EXISTS,
         Refusal::NotALearner => MEMBER_NOT_LEARNER,
+        Refusal::OtherMode { .. } => OTHER_MODE,
         Refusal::LevelPinned { .. } => LEVEL_PINNED,
         Refusal::LevelReached { .. } => LEVEL_REACHED,
     }

@@ -90,6 +90,7 @@ impl Model {
                 Some(pin) if *level > pin => Err(Refusal::LevelPinned { level: *level, pin }),
                 _ => {
                     self.level = self.level.max(*level);
+                    self.raises.push((self.applied, self.level));
                     Ok(Reply::Level { level: self.level, pin: self.level_pin })
                 }
             },

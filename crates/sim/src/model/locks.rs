@@ -45,8 +45,12 @@ impl Model {
             if !is_all_there || token.is_some_and(|token| token != created) {
                 return Err(Refusal::HeldAlready);
             }
+            let (mode, is_held) = (places[place].mode, place < Model::granted(places));
+            if self.level > 0 && mode != lock.mode {
+                return Err(Refusal::OtherMode { mode, token: is_held.then_some(created) });
+            }
             token = Some(created);
-            if place >= Model::granted(places) {
+            if !is_held {
                 waits.get_or_insert(*name);
             }
         }
@@ -153,16 +157,17 @@ impl Model {
     }
 
     pub(super) fn place_in(&self, reply: &mut LockReply) {
-        let keys: Vec<&[u8]> = std::iter::once(&reply.key).chain(&reply.more_keys).map(|key| &key[..]).collect();
+        let keys: Vec<_> = std::iter::once(&reply.key).chain(&reply.more_keys).cloned().collect();
         let (mut granted, mut ahead, mut slot) = (true, 0, 0);
         for (nth, key) in keys.into_iter().enumerate() {
             for places in self.queues.values() {
-                let is_it = |place: &Place| place.key == *key && place.token == reply.token;
+                let is_it = |place: &Place| place.key[..] == key[..] && place.token == reply.token;
                 let Some(position) = places.iter().position(is_it) else { continue };
                 granted &= position < Model::granted(places);
                 ahead = ahead.max(position);
                 if nth == 0 {
                     slot = places[position].slot.unwrap_or(0);
+                    reply.mode = places[position].mode;
                 }
             }
         }
@@ -177,5 +182,5 @@ fn entry_key(name: &[u8], lease: LeaseId) -> Vec<u8> {
 fn a_place(keys: Vec<Vec<u8>>, token: Revision, renewed: bool) -> LockReply {
     let mut keys = keys.into_iter().map(|key| key.into());
     let (key, more_keys) = (keys.next().unwrap_or_default(), keys.collect());
-    LockReply { key, more_keys, token, granted: false, slot: 0, renewed, ahead: 0 }
+    LockReply { key, more_keys, token, mode: Mode::Exclusive, granted: false, slot: 0, renewed, ahead: 0 }
 }

@@ -41,6 +41,8 @@ pub struct Model {
     forwarded: BTreeMap<MemberId, Forwarded>,
     level: Level,
     level_pin: Option<Level>,
+    /// Every raise of the level: at which index, to which level.
+    raises: Vec<(u64, Level)>,
 }
 
 #[derive(Debug, Clone)]
@@ -91,6 +93,11 @@ impl Model {
 
     pub fn level(&self) -> Level {
         self.level
+    }
+
+    /// The feature level as it was after `index`.
+    pub fn level_at(&self, index: u64) -> Level {
+        self.raises.iter().rev().find(|(at, _)| *at <= index).map_or(0, |(_, level)| *level)
     }
 
     pub fn level_pin(&self) -> Option<Level> {
