@@ -68,10 +68,23 @@ impl Leases {
     }
 
     /// Notes what is left of a lease, at most all of it. One that has ended is passed over.
-    pub fn checkpoint(&mut self, lease: LeaseId, left_ms: u64) {
-        if let Some(lease) = self.leases.get_mut(&lease) {
-            lease.left_ms = left_ms.min(lease.ttl_ms);
+    pub fn checkpoint(&mut self, id: LeaseId, left_ms: u64) {
+        let Some(lease) = self.leases.get(&id) else { return };
+        let left_ms = left_ms.min(lease.ttl_ms);
+        // A lease of which this is known already is not copied.
+        if lease.left_ms != left_ms
+            && let Some(lease) = self.leases.get_mut(&id)
+        {
+            lease.left_ms = left_ms;
         }
+    }
+
+    /// Gives a lease all of its time again, and says how much that is.
+    pub fn renew(&mut self, lease: LeaseId) -> Option<u64> {
+        // Looked up first without intent to write: most leases have nothing noted of them.
+        let ttl_ms = self.get(lease).map(|lease| lease.ttl_ms)?;
+        self.checkpoint(lease, ttl_ms);
+        Some(ttl_ms)
     }
 
     pub fn get(&self, lease: LeaseId) -> Option<&Lease> {

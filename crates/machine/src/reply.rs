@@ -200,8 +200,18 @@ pub enum LockEnd {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeaseChange {
-    Granted { lease: LeaseId, ttl_ms: u64 },
-    Ended { lease: LeaseId },
+    Granted {
+        lease: LeaseId,
+        ttl_ms: u64,
+    },
+    Ended {
+        lease: LeaseId,
+    },
+    /// A lease asked again for a lock that it has, which renews it as a keepalive does.
+    Renewed {
+        lease: LeaseId,
+        ttl_ms: u64,
+    },
 }
 
 /// Why a command was not done. Deterministic: every member refuses it alike.

@@ -10,8 +10,8 @@ use super::{LockEntry, Queue, entry_key, entry_key_at_hand, would_grant};
 use crate::change::{Change, Place};
 use crate::mvcc::shared;
 use crate::{
-    BusyReply, Leave, Lock, LockChange, LockEnd, LockReply, Mode, Refusal, Reply, Revision, SharedBytes, Unlock, View,
-    limits,
+    BusyReply, LeaseChange, Leave, Lock, LockChange, LockEnd, LockReply, Mode, Refusal, Reply, Revision, SharedBytes,
+    Unlock, View, limits,
 };
 
 impl View {
@@ -117,6 +117,11 @@ impl View {
         let token = token.ok_or(Refusal::NotAnEntry)?;
         for (name, key) in names(lock).zip(keys) {
             self.rejoin(change, lock, name, key, token);
+        }
+        if self.level >= 1
+            && let Some(ttl_ms) = self.leases.renew(lock.lease)
+        {
+            change.lease_changes.push(LeaseChange::Renewed { lease: lock.lease, ttl_ms });
         }
         Ok(Reply::Lock(self.reply_for(keys, token, true)))
     }

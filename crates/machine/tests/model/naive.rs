@@ -579,6 +579,10 @@ impl Naive {
                 self.write(work, key, value, lock.lease, None);
             }
         }
+        if self.level > 0 {
+            let (lease, ttl_ms) = (lock.lease, self.leases[&lock.lease]);
+            work.lease_changes.push(LeaseChange::Renewed { lease, ttl_ms });
+        }
         Ok(Reply::Lock(reply))
     }
 

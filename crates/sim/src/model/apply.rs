@@ -111,7 +111,7 @@ impl Model {
         Ok(Reply::SessionResumed { epoch: life.epoch, ttl_ms: life.ttl_ms })
     }
 
-    fn checkpoint(&mut self, lease: LeaseId, left_ms: u64) {
+    pub(super) fn checkpoint(&mut self, lease: LeaseId, left_ms: u64) {
         if let Some(life) = self.live_lease(lease) {
             life.left_ms = left_ms.min(life.ttl_ms);
         }

@@ -70,6 +70,9 @@ impl Model {
                 self.put(key, &value, lock.lease);
             }
         }
+        if self.level > 0 {
+            self.checkpoint(lock.lease, u64::MAX);
+        }
         Ok(Reply::Lock(a_place(keys.to_vec(), token, true)))
     }
 
