@@ -299,7 +299,7 @@ pub struct Lock {
     pub overwrite: bool,
     /// One sequential flow of work, for deadlock detection; may be empty.
     pub owner: Bytes,
-    /// Shown to people; may be empty.
+    /// Shown to people; empty = the client that the lease was granted to.
     pub holder: Bytes,
     pub metadata: Bytes,
     /// Queues to take a place in at the same time: granted when all of them are.

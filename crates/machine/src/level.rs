@@ -24,6 +24,7 @@
 //! Level 1:
 //! - The snapshot says the level, in a format that earlier releases refuse.
 //! - A lease that asks again for a lock with another mode is refused ([`Refusal::OtherMode`]).
+//! - A lock request that names no holder is held in the name of the lease's client.
 //! - A lease that asks again for a lock that it has is renewed ([`crate::LeaseChange::Renewed`]).
 
 use crate::{Command, Refusal, Reply, View};

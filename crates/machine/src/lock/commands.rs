@@ -26,8 +26,9 @@ impl View {
         }
         let lease = self.leases.get(lock.lease).ok_or(Refusal::LeaseNotFound)?;
         check_epoch(Some(lease.epoch), lock.epoch)?;
-        // A session's locks are held by its client: one name for all of them.
-        let holder = if lease.client[..] == lock.holder[..] { lease.client.clone() } else { shared(&lock.holder) };
+        // A request that names no holder is made by the lease's client. All locks of a session share that name's bytes.
+        let is_client = lease.client[..] == lock.holder[..] || (self.level >= 1 && lock.holder.is_empty());
+        let holder = if is_client { lease.client.clone() } else { shared(&lock.holder) };
         if self.is_free_for(lock)
             && let Some(reply) = self.lock_free(change, lock, &holder)
         {

@@ -15,6 +15,8 @@ pub struct Naive {
     pub log: Vec<(Revision, EventKind, Arc<KeyValue>)>,
     pub compacted: Revision,
     pub leases: BTreeMap<LeaseId, u64>,
+    /// Who asked for each lease, those that have ended too.
+    clients: BTreeMap<LeaseId, Vec<u8>>,
     pub entries: Vec<Entry>,
     /// Who was let through a barrier and has not left: by name and token.
     passed: BTreeSet<(Vec<u8>, Revision)>,
@@ -261,6 +263,7 @@ impl Naive {
                 }
                 let (lease, ttl_ms) = (grant.lease, grant.ttl_ms);
                 self.leases.insert(lease, ttl_ms);
+                self.clients.insert(lease, grant.client.to_vec());
                 work.lease_changes.push(LeaseChange::Granted { lease, ttl_ms });
                 Ok(Reply::LeaseGranted { lease, ttl_ms })
             }
@@ -428,7 +431,11 @@ impl Naive {
                 lease,
                 mode: lock.map_or(Mode::Exclusive, |lock| lock.mode),
                 call: lock.map(|lock| lock.call),
-                holder: lock.map_or(Vec::new(), |lock| lock.holder.to_vec()),
+                holder: match lock {
+                    Some(lock) if lock.holder.is_empty() && self.level > 0 => self.clients[&lease].clone(),
+                    Some(lock) => lock.holder.to_vec(),
+                    None => Vec::new(),
+                },
                 owner: lock.map_or(Vec::new(), |lock| lock.owner.to_vec()),
                 together: lock
                     .map_or(Vec::new(), |lock| names(lock).filter(|other| *other != name.as_bytes()).collect()),
