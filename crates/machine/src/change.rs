@@ -200,8 +200,10 @@ impl View {
         let commit = self.store.commit(std::mem::take(&mut change.events));
         change.touched.sort_unstable_by(|a, b| lock::name_of(a).cmp(lock::name_of(b)));
         change.touched.dedup_by(|a, b| lock::name_of(a) == lock::name_of(b));
+        let View { locks, leases, level, .. } = self;
+        let may_hold = |entry: &LockEntry| *level == 0 || leases.is_alive(entry);
         for key in &change.touched {
-            self.locks.settle(lock::name_of(key), change.wall_ms, &mut change.lock_changes);
+            locks.settle(lock::name_of(key), change.wall_ms, may_hold, &mut change.lock_changes);
         }
         Some(commit)
     }

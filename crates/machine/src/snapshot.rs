@@ -241,6 +241,9 @@ impl Writer {
             put_bytes(&mut self.record, &lease.client);
             put_varint(&mut self.record, lease.epoch);
             put_varint(&mut self.record, lease.left_ms);
+            if self.view.is_beyond_lowest() {
+                put_signed(&mut self.record, lease.granted_revision);
+            }
             chunk.add(&mut self.record, Some(&mut self.hasher));
             if chunk.is_full() {
                 return Place::Leases(Some(*id));

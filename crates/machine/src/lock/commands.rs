@@ -44,7 +44,7 @@ impl View {
         for name in names(lock) {
             let queue = self.locks.queue(name);
             queue.map_or(Ok(()), Queue::check_room)?;
-            if !would_grant(queue, lock.mode) {
+            if !would_grant(queue, lock.mode, |entry| self.may_hold(entry)) {
                 busy.get_or_insert(name);
             }
         }
@@ -72,7 +72,7 @@ impl View {
     fn is_free_for(&self, lock: &Lock) -> bool {
         lock.more_names.is_empty()
             && self.check_growth().is_ok()
-            && would_grant(None, lock.mode)
+            && would_grant(None, lock.mode, |_| true)
             && self.locks.queue(&lock.name).is_none()
     }
 
@@ -99,11 +99,17 @@ impl View {
         let (mut token, mut waits) = (None, None);
         for (name, key) in names(lock).zip(keys) {
             let Some(kv) = self.store.live(key) else { continue };
-            let (_, _, entry) = self.locks.entry(&kv.key, kv.create_revision).ok_or(Refusal::NotAnEntry)?;
+            let entry = self.locks.entry(&kv.key, kv.create_revision).map(|(_, _, entry)| entry);
+            // A place that outlived its lease is not taken over by a later lease with the same id.
+            let entry = entry.filter(|entry| self.may_hold(entry)).ok_or(Refusal::NotAnEntry)?;
             if there < keys.len() || token.is_some_and(|token| token != entry.token) {
                 return Err(Refusal::HeldAlready);
             }
-            if self.level >= 1 && entry.mode != lock.mode.sane() {
+            #[cfg(feature = "planted")]
+            let is_renewed = crate::planted::is(crate::planted::Bug::RenewOtherMode);
+            #[cfg(not(feature = "planted"))]
+            let is_renewed = false;
+            if self.level >= 1 && entry.mode != lock.mode.sane() && !is_renewed {
                 let token = entry.granted_wall_ms.map(|_| entry.token);
                 return Err(Refusal::OtherMode { mode: entry.mode, token });
             }
@@ -119,12 +125,21 @@ impl View {
         for (name, key) in names(lock).zip(keys) {
             self.rejoin(change, lock, name, key, token);
         }
+        #[cfg(feature = "planted")]
+        if crate::planted::is(crate::planted::Bug::RenewInName) {
+            return Ok(Reply::Lock(self.reply_for(keys, token, true)));
+        }
         if self.level >= 1
             && let Some(ttl_ms) = self.leases.renew(lock.lease)
         {
             change.lease_changes.push(LeaseChange::Renewed { lease: lock.lease, ttl_ms });
         }
         Ok(Reply::Lock(self.reply_for(keys, token, true)))
+    }
+
+    /// Whether an entry may be granted: from level 1 on only while its lease lives.
+    fn may_hold(&self, entry: &LockEntry) -> bool {
+        self.level == 0 || self.leases.is_alive(entry)
     }
 
     fn rejoin(&mut self, change: &mut Change, lock: &Lock, name: &[u8], key: &[u8], token: Revision) {

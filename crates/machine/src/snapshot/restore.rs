@@ -128,8 +128,13 @@ impl Restore {
                 if left_ms > ttl_ms {
                     return Err("more is left of a lease than there was");
                 }
+                let granted_revision = if self.format <= THIRD_FORMAT { 0 } else { reader.signed()? };
+                if !(0..=self.pending).contains(&granted_revision) {
+                    return Err("a lease of the future");
+                }
                 let mut restored = Lease::new(ttl_ms, wall_ms, client);
                 (restored.epoch, restored.left_ms) = (epoch, left_ms);
+                restored.granted_revision = granted_revision;
                 self.view.leases.restore(lease, restored);
             }
             tag::BASE => self.base(&mut reader)?,

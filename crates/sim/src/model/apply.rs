@@ -163,7 +163,8 @@ impl Model {
             return Err(Refusal::LeaseExists);
         }
         let (granted, ttl_ms) = (self.applied, grant.ttl_ms);
-        let lease = Lease { ttl_ms, granted, ended: None, left_ms: ttl_ms, epoch: 0 };
+        let born = if self.level > 0 { self.revision } else { 0 };
+        let lease = Lease { ttl_ms, granted, ended: None, born, left_ms: ttl_ms, epoch: 0 };
         self.leases.entry(grant.lease).or_default().push(lease);
         Ok(Reply::LeaseGranted { lease: grant.lease, ttl_ms: grant.ttl_ms })
     }

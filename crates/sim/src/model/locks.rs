@@ -41,7 +41,7 @@ impl Model {
             let Some(created) = self.live(key).map(|kv| kv.create_revision) else { continue };
             let places = self.queues.get(&name[..]).map_or(&[][..], |places| &places[..]);
             let place = places.iter().position(|place| place.key == *key && place.token == created);
-            let place = place.ok_or(Refusal::NotAnEntry)?;
+            let place = place.filter(|place| self.may_hold(&places[*place])).ok_or(Refusal::NotAnEntry)?;
             if !is_all_there || token.is_some_and(|token| token != created) {
                 return Err(Refusal::HeldAlready);
             }
@@ -79,6 +79,9 @@ impl Model {
     /// Whether one more place at the end would be granted at once.
     fn would_grant(&self, name: &[u8], mode: Mode) -> bool {
         let mut places = self.queues.get(name).cloned().unwrap_or_default();
+        if matches!(mode, Mode::Barrier(_)) && places.iter().any(|place| place.mode == mode && !self.may_hold(place)) {
+            return false;
+        }
         let (key, token, lease, together) = (Vec::new(), Revision::MAX, 0, Vec::new());
         places.push(Place { key, token, lease, mode, last_joiner: None, slot: None, together });
         Model::granted(&places) == places.len()

@@ -50,6 +50,8 @@ pub struct Lease {
     pub ttl_ms: u64,
     pub granted: u64,
     pub ended: Option<u64>,
+    /// The revision at which it was granted; 0 below level 1. Places with a token beyond it are of this life.
+    pub born: Revision,
     /// What the next leader would give it.
     pub left_ms: u64,
     /// How often its session was taken up.
@@ -275,7 +277,25 @@ impl Model {
         self.queues.retain(|_, places| !places.is_empty());
     }
 
+    /// Whether a place may be granted: from level 1 on only while its lease lives.
+    fn may_hold(&self, place: &Place) -> bool {
+        self.level == 0 || self.lease(place.lease).is_some_and(|life| life.born < place.token)
+    }
+
+    /// A waiting place that is first in turn and whose lease has ended.
+    fn dead_in_turn(&self) -> Option<(Vec<u8>, Revision)> {
+        let in_turn = self.queues.values().flat_map(|places| &places[..Model::granted(places)]);
+        let dead = in_turn.into_iter().find(|place| {
+            let stay = self.stay(&place.key, place.token);
+            stay.is_some_and(|stay| stay.granted.is_none()) && !self.may_hold(place)
+        });
+        dead.map(|place| (place.key.clone(), place.token))
+    }
+
     fn settle_queues(&mut self) {
+        while let Some((key, token)) = self.dead_in_turn() {
+            self.leave_queue(&key, token, LockEnd::LeaseExpired);
+        }
         for places in self.queues.values_mut() {
             let granted = Model::granted(places);
             for index in 0..granted {
