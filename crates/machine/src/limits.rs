@@ -13,8 +13,11 @@ pub const LOCK_ENTRIES: usize = 100_000;
 pub const LOCK_NAME_BYTES: usize = 1024;
 /// Names in one request.
 pub const LOCK_NAMES: usize = 64;
-/// Entries looked at to find out whether a request would wait in a circle.
+/// Entries looked at to find out whether a request would wait in a circle, below level 1. What lies beyond is missed.
 pub const DEADLOCK_STEPS: usize = 10_000;
+/// Holders and waits looked at to find out whether a request would wait in a circle, from level 1 on. A request that
+/// needs more is refused.
+pub const DEADLOCK_SEARCH: usize = 50_000;
 /// Who may meet at one barrier: a round is looked through each time its queue changes, and granted in one apply.
 pub const BARRIER_PARTIES: u32 = 10_000;
 /// What a caller may say about itself on an entry. Checked by services, before a command is proposed.

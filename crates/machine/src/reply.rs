@@ -267,6 +267,12 @@ pub enum Refusal {
     InUse,
     #[error("deadlock: {cycle}")]
     Deadlock { cycle: String },
+    /// Whether the request would close a circle could not be found out within [`crate::limits::DEADLOCK_SEARCH`] steps.
+    #[error(
+        "too many owners hold or wait: whether this request would deadlock was not found out in {} steps",
+        crate::limits::DEADLOCK_SEARCH
+    )]
+    DeadlockUnknown,
     /// Another stream goes on with the session.
     #[error("session was resumed elsewhere")]
     SessionResumed,

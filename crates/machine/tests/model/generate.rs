@@ -221,6 +221,7 @@ fn mode() -> impl Strategy<Value = Mode> {
     prop_oneof![
         2 => Just(Mode::Exclusive),
         3 => Just(Mode::Shared),
+        1 => Just(Mode::Slots(1)),
         2 => Just(Mode::Slots(2)),
         1 => Just(Mode::Slots(3)),
         3 => (0..4u32).prop_map(Mode::Barrier),

@@ -649,6 +649,7 @@ impl Naive {
                 let is_through = granted.contains(&(other.name.clone(), other.token));
                 let goes_along = match mode {
                     Mode::Exclusive => false,
+                    Mode::Slots(1) if self.level > 0 => false,
                     Mode::Shared | Mode::Slots(_) => other.mode == mode,
                     Mode::Barrier(_) => other.mode == mode && !is_through,
                 };
