@@ -116,8 +116,8 @@ fn revoke(keys: usize) {
     println!("{keys:>8} keys of a lease deleted: all {} longest {} in {applies}", millis(total), millis(longest));
 }
 
-fn continuation(_: &View) -> Option<Command> {
-    None
+fn continuation(view: &View) -> Option<Command> {
+    view.ending_leases().next().map(|_| Command::EndLeases)
 }
 
 fn main() {

@@ -62,6 +62,10 @@ pub enum Reply {
     },
     MembersChanged,
     LeasesCheckpointed,
+    /// More keys of leases that have ended are deleted.
+    LeasesEnded {
+        deleted: usize,
+    },
     /// The feature level, and its pin, after a command about them.
     Level {
         level: Level,

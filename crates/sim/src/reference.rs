@@ -329,7 +329,11 @@ fn changes_configuration(kind: u8) -> bool {
 fn is_members_own(command: &Command) -> bool {
     matches!(
         command,
-        Command::LeaseExpire { .. } | Command::LeaseCheckpoint { .. } | Command::Leave(_) | Command::Compact { .. }
+        Command::LeaseExpire { .. }
+            | Command::LeaseCheckpoint { .. }
+            | Command::Leave(_)
+            | Command::Compact { .. }
+            | Command::EndLeases
     )
 }
 

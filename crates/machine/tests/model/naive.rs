@@ -378,6 +378,8 @@ impl Naive {
             // Time is not part of this model.
             Command::LeaseCheckpoint { term: proposed, .. } if *proposed != term => Ok(Reply::LeasesCheckpointed),
             Command::LeaseCheckpoint { .. } => self.sound().map(|()| Reply::LeasesCheckpointed),
+            // None has as many keys as would be left for it.
+            Command::EndLeases => self.sound().map(|()| Reply::LeasesEnded { deleted: 0 }),
             Command::RaiseLevel { level } => {
                 self.sound()?;
                 match self.level_pin {
