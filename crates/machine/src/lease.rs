@@ -17,6 +17,8 @@ pub(crate) struct Leases {
     /// Those that are ending, too: they are there for their keys only.
     pub(crate) leases: OrdMap<LeaseId, Lease>,
     ending: OrdSet<LeaseId>,
+    /// Of the names of those who asked for them.
+    client_bytes: u64,
 }
 
 #[derive(Clone)]
@@ -70,12 +72,13 @@ impl Leases {
         }
         let mut lease = Lease::new(grant.ttl_ms, wall_ms, shared(&grant.client));
         lease.granted_revision = revision;
-        self.leases.insert(grant.lease, lease);
+        self.add(grant.lease, lease);
         Ok(())
     }
 
-    /// From a snapshot; its keys are attached later.
-    pub fn restore(&mut self, id: LeaseId, lease: Lease) {
+    /// Adds a lease that was just granted, or is from a snapshot; its keys are attached later.
+    pub fn add(&mut self, id: LeaseId, lease: Lease) {
+        self.client_bytes += lease.client.len() as u64;
         if lease.ending.is_some() {
             self.ending.insert(id);
         }
@@ -151,7 +154,7 @@ impl Leases {
         let is_all = lease.key_count() <= most;
         let keys = lease.keys().take(most).cloned().collect();
         if is_all {
-            self.leases.remove(&id);
+            self.remove(id);
         } else if let Some(lease) = self.leases.get_mut(&id) {
             lease.ending = Some(cause);
             self.ending.insert(id);
@@ -167,10 +170,21 @@ impl Leases {
         let (is_all, cause) = (lease.key_count() <= most, lease.ending?);
         let keys = lease.keys().take(most).cloned().collect();
         if is_all {
-            self.leases.remove(&id);
+            self.remove(id);
             self.ending.remove(&id);
         }
         Some((keys, cause))
+    }
+
+    fn remove(&mut self, id: LeaseId) {
+        if let Some(lease) = self.leases.remove(&id) {
+            self.client_bytes -= lease.client.len() as u64;
+        }
+    }
+
+    /// About what all of them take, with so many bytes each beside the client's name.
+    pub fn bytes(&self, each: u64) -> u64 {
+        self.leases.len() as u64 * each + self.client_bytes
     }
 
     /// A key that is not attached to it. False if there is no such lease.
@@ -268,7 +282,7 @@ mod tests {
     #[test]
     fn keys_come_and_go_in_order() {
         let mut leases = Leases::default();
-        leases.restore(7, Lease::new(1000, 0, SharedBytes::default()));
+        leases.add(7, Lease::new(1000, 0, SharedBytes::default()));
         let (a, b, c) = (shared(b"a"), shared(b"b"), shared(b"c"));
         for (count, key) in [&c, &a, &b].into_iter().enumerate() {
             assert_eq!(leases.leases[&7].key_count(), count);
@@ -291,7 +305,7 @@ mod tests {
     #[test]
     fn keys_are_known_however_many_there_are() {
         let mut leases = Leases::default();
-        leases.restore(7, Lease::new(1000, 0, SharedBytes::default()));
+        leases.add(7, Lease::new(1000, 0, SharedBytes::default()));
         let names: Vec<_> = (0..3 * FEW).map(|number| shared(format!("{:03}", number * 7 % 48).as_bytes())).collect();
         for (count, name) in names.iter().enumerate() {
             assert!(leases.attach(7, name));

@@ -72,6 +72,14 @@ pub struct LockEntry {
     pub slot: u32,
 }
 
+impl LockEntry {
+    /// Of what it says about itself. The key is counted with the key space.
+    fn bytes(&self) -> u64 {
+        let together: usize = self.together.iter().map(Bytes::len).sum();
+        (self.owner.len() + self.holder.len() + self.metadata.len() + together) as u64
+    }
+}
+
 /// Somebody who held a lock and does no more: its entry as it was when it ended, and how that came about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecentHolder {
@@ -103,6 +111,8 @@ pub(crate) struct Locks {
     pub(crate) recent: Vector<RecentHolder>,
     owners: Owners,
     entries: u64,
+    /// Of what the entries say about themselves.
+    entry_bytes: u64,
 }
 
 /// The beginning of the key of one of its entries, so that a name takes no memory of its own.
@@ -121,6 +131,11 @@ impl Locks {
         self.entries
     }
 
+    /// Bytes of all that the entries say about themselves: owners, holders, metadata and the names taken together.
+    pub fn entry_bytes(&self) -> u64 {
+        self.entry_bytes
+    }
+
     /// The entry that lives in `key`, created at `create_revision`, and its queue.
     pub fn entry(&self, key: &[u8], create_revision: Revision) -> Option<(&LockName, &Queue, &Arc<LockEntry>)> {
         let (name, _) = split_key(key)?;
@@ -132,7 +147,7 @@ impl Locks {
     /// Adds an entry at the end of its queue; it is granted when the command is settled. False if an
     /// entry of the same revision is there already (or a later one).
     pub fn join(&mut self, name: &[u8], entry: LockEntry) -> bool {
-        let (token, owner) = (entry.token, entry.owner.clone());
+        let (token, owner, bytes) = (entry.token, entry.owner.clone(), entry.bytes());
         let entry = Arc::new(entry);
         // Looked up first without intent to write: a miss must not copy nodes only to copy them again.
         let name = match self.queues.get_key_value(name) {
@@ -151,6 +166,7 @@ impl Locks {
             }
         };
         self.entries += 1;
+        self.entry_bytes += bytes;
         if !owner.is_empty() {
             self.entangle(&owner, &name, token);
             self.owners.join(&owner, (name, token), false);
@@ -182,11 +198,13 @@ impl Locks {
         }
         self.queues.insert(name, Queue::new(entry.clone()));
         self.entries += 1;
+        self.entry_bytes += entry.bytes();
         entry
     }
 
     fn discount(&mut self, name: &LockName, entry: &LockEntry) {
         self.entries -= 1;
+        self.entry_bytes -= entry.bytes();
         if !entry.owner.is_empty() {
             self.owners.leave(&entry.owner, &(name.clone(), entry.token), entry.granted_wall_ms.is_some());
         }

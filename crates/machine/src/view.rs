@@ -232,7 +232,7 @@ impl View {
     fn bytes_beside(&self) -> u64 {
         const LEASE: u64 = 160;
         const ENTRY: u64 = 320;
-        self.leases.leases.len() as u64 * LEASE + self.locks.entries() * ENTRY
+        self.leases.bytes(LEASE) + self.locks.entries() * ENTRY + self.locks.entry_bytes()
     }
 }
 

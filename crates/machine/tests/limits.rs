@@ -237,6 +237,35 @@ fn a_lease_ends_at_once_and_its_keys_in_parts() {
 }
 
 #[test]
+fn what_an_entry_says_about_itself_counts_as_size() {
+    const BYTES: usize = 4096;
+    let mut driver = Driver::new();
+    driver.grant(1);
+    driver.grant(2);
+    let text = Bytes::from(vec![b'x'; BYTES]);
+    let big = |name: &str, lease| {
+        let (name, owner) = (Bytes::copy_from_slice(name.as_bytes()), text.clone());
+        Lock { name, lease, call: 1, owner, holder: text.clone(), metadata: text.clone(), ..Lock::default() }
+    };
+    let before = driver.machine.state().bytes();
+    driver.apply(Command::Lock(Box::new(big("l", 1))));
+    let held = driver.machine.state().bytes();
+    assert!(held - before >= 3 * BYTES as u64, "{}", held - before);
+    // Likewise of one that waits.
+    driver.apply(Command::Lock(Box::new(big("l", 2))));
+    assert!(driver.machine.state().bytes_live() - held >= 3 * BYTES as u64);
+    driver.apply(Command::LeaseRevoke { lease: 1 });
+    driver.apply(Command::LeaseRevoke { lease: 2 });
+    assert!(driver.machine.state().bytes_live() < BYTES as u64);
+    // And of a lease: who asked for it.
+    let before = driver.machine.state().bytes();
+    driver.apply(Command::LeaseGrant(LeaseGrant { lease: 3, ttl_ms: 1000, client: text.clone() }));
+    assert!(driver.machine.state().bytes() - before >= BYTES as u64);
+    driver.apply(Command::LeaseRevoke { lease: 3 });
+    assert_eq!(driver.machine.state().bytes(), before);
+}
+
+#[test]
 fn a_newer_snapshot_format_is_named_as_such() {
     let mut chunk = snapshot::chunks(Machine::new().view(), 1000).next().expect("a chunk");
     chunk[0] = snapshot::FORMAT + 1;

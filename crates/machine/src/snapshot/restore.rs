@@ -139,7 +139,10 @@ impl Restore {
                     0 => None,
                     number => Some(read_end(number - 1)?),
                 };
-                self.view.leases.restore(lease, restored);
+                if self.view.leases.leases.contains_key(&lease) {
+                    return Err("a lease twice");
+                }
+                self.view.leases.add(lease, restored);
             }
             tag::BASE => self.base(&mut reader)?,
             tag::PUT | tag::PUT_OF_BASE | tag::DELETE => self.event(tag, &mut reader)?,
