@@ -38,6 +38,7 @@ impl Machine {
             revision: state.store.revision,
             reply,
             commit,
+            work: change.work + (change.lock_changes.len() + change.lease_changes.len()) as u64,
             lock_changes: change.lock_changes,
             lease_changes: change.lease_changes,
         }
@@ -54,6 +55,7 @@ impl Machine {
             commit: None,
             lock_changes: Default::default(),
             lease_changes: Vec::new(),
+            work: 0,
         }
     }
 

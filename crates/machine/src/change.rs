@@ -23,6 +23,8 @@ pub(crate) struct Change {
     pub events: SmallVec<[Event; 1]>,
     pub lock_changes: LockChanges,
     pub lease_changes: Vec<LeaseChange>,
+    /// What was done beside the writes and the changes of places, see [`crate::Applied::work`].
+    pub work: u64,
     /// Keys whose entries joined or left a queue that is not empty.
     touched: SmallVec<[SharedBytes; 1]>,
     /// Keys that became entries at this revision.
@@ -48,6 +50,7 @@ impl Change {
             events: SmallVec::new(),
             lock_changes: LockChanges::new(),
             lease_changes: Vec::new(),
+            work: 0,
             touched: SmallVec::new(),
             joined: SmallVec::new(),
         }
@@ -197,6 +200,7 @@ impl View {
         if change.events.is_empty() {
             return None;
         }
+        change.work += change.events.len() as u64;
         let commit = self.store.commit(std::mem::take(&mut change.events));
         change.touched.sort_unstable_by(|a, b| lock::name_of(a).cmp(lock::name_of(b)));
         change.touched.dedup_by(|a, b| lock::name_of(a) == lock::name_of(b));

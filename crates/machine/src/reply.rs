@@ -19,6 +19,9 @@ pub struct Applied {
     pub commit: Option<Commit>,
     pub lock_changes: LockChanges,
     pub lease_changes: Vec<LeaseChange>,
+    /// How much there was to do: keys written, keys walked in ranges and comparisons, places that changed, steps of the
+    /// search for deadlocks. The same on every member, so that a bound on it can be checked.
+    pub work: u64,
 }
 
 #[derive(Debug, Clone, PartialEq)]

@@ -237,6 +237,29 @@ fn a_lease_ends_at_once_and_its_keys_in_parts() {
 }
 
 #[test]
+fn the_work_of_an_apply_is_counted() {
+    let mut driver = Driver::new();
+    driver.apply(Command::RaiseLevel { level: 1 });
+    driver.grant(1);
+    for number in 0..10 {
+        assert_eq!(driver.apply(Command::Put(put(format!("k{number}"), 1))).work, 1);
+    }
+    let range = Op::Range(RangeQuery::new(Keys::all()));
+    let compare = Compare {
+        keys: Keys::prefix(Bytes::from_static(b"k")),
+        result: CompareResult::Greater,
+        target: CompareTarget::Version(0),
+    };
+    let txn = Txn { compare: vec![compare], success: vec![range.clone(), range], ..Txn::default() };
+    assert_eq!(driver.apply(Command::Txn(txn)).work, 30);
+    // The place is a key that is written, and it is granted.
+    assert_eq!(driver.apply(lock("l", 1)).work, 2);
+    // Eleven keys are deleted, a lease and a place end.
+    assert_eq!(driver.apply(Command::LeaseRevoke { lease: 1 }).work, 13);
+    assert_eq!(driver.apply(Command::Compact { revision: 3 }).work, 0);
+}
+
+#[test]
 fn what_an_entry_says_about_itself_counts_as_size() {
     const BYTES: usize = 4096;
     let mut driver = Driver::new();
@@ -244,7 +267,9 @@ fn what_an_entry_says_about_itself_counts_as_size() {
     driver.grant(2);
     let text = Bytes::from(vec![b'x'; BYTES]);
     let big = |name: &str, lease| {
-        let (name, owner) = (Bytes::copy_from_slice(name.as_bytes()), text.clone());
+        // Two leases of one owner would wait for each other.
+        let owner = Bytes::from([&[b'0' + lease as u8], &text[..]].concat());
+        let name = Bytes::copy_from_slice(name.as_bytes());
         Lock { name, lease, call: 1, owner, holder: text.clone(), metadata: text.clone(), ..Lock::default() }
     };
     let before = driver.machine.state().bytes();

@@ -53,7 +53,7 @@ impl View {
                 return Ok(Reply::Busy(self.busy(busy)));
             }
             if !lock.owner.is_empty() && self.level >= 1 {
-                deadlock::check(&self.locks, lock)?;
+                deadlock::check(&self.locks, lock, &mut change.work)?;
             } else if !lock.owner.is_empty()
                 && let Some(cycle) = deadlock::cycle(&self.locks, lock)
             {

@@ -38,38 +38,23 @@ struct Step {
 }
 
 /// Refuses a request that would close a circle.
-pub(super) fn check(locks: &Locks, lock: &Lock) -> Result<(), Refusal> {
+pub(super) fn check(locks: &Locks, lock: &Lock, work: &mut u64) -> Result<(), Refusal> {
     // An owner that has no other place, or behind whose places nobody stands or comes to stand, is waited for by nobody.
     let Some(me) = locks.owners.get(&lock.owner).filter(|me| may_be_waited_for(locks, me, lock)) else {
         return Ok(());
     };
-    let owner: SharedBytes = lock.owner[..].into();
     let mut search = Search {
         locks,
         me,
-        owner: owner.clone(),
+        owner: lock.owner[..].into(),
         reached: BTreeMap::new(),
         explored: BTreeMap::new(),
         next: VecDeque::new(),
         budget: limits::DEADLOCK_SEARCH,
     };
-    for name in std::iter::once(&lock.name).chain(&lock.more_names) {
-        let Some((name, queue)) = locks.queues.get_key_value(&name[..]) else { continue };
-        let Some(upto) = queue.waits_up_to(Revision::MAX, lock.mode.sane()) else { continue };
-        search.explore(&owner, name, upto)?;
-    }
-    while let Some(waiter) = search.next.pop_front() {
-        let places = locks.owners.get(&waiter).into_iter().flat_map(|owner| owner.waiting.iter());
-        for (name, token) in places {
-            search.spend()?;
-            let Some(queue) = locks.queue(name) else { continue };
-            let Some(mode) = queue.get(*token).map(|entry| entry.mode) else { continue };
-            if let Some(upto) = queue.waits_up_to(*token, mode) {
-                search.explore(&waiter, name, upto)?;
-            }
-        }
-    }
-    Ok(())
+    let result = search.run(lock);
+    *work += (limits::DEADLOCK_SEARCH - search.budget) as u64;
+    result
 }
 
 /// Whether anybody stands behind a place of this owner, or will with this request. With very many places that is not
@@ -98,6 +83,27 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
+    fn run(&mut self, lock: &Lock) -> Result<(), Refusal> {
+        let (locks, owner) = (self.locks, self.owner.clone());
+        for name in std::iter::once(&lock.name).chain(&lock.more_names) {
+            let Some((name, queue)) = locks.queues.get_key_value(&name[..]) else { continue };
+            let Some(upto) = queue.waits_up_to(Revision::MAX, lock.mode.sane()) else { continue };
+            self.explore(&owner, name, upto)?;
+        }
+        while let Some(waiter) = self.next.pop_front() {
+            let places = locks.owners.get(&waiter).into_iter().flat_map(|owner| owner.waiting.iter());
+            for (name, token) in places {
+                self.spend()?;
+                let Some(queue) = locks.queue(name) else { continue };
+                let Some(mode) = queue.get(*token).map(|entry| entry.mode) else { continue };
+                if let Some(upto) = queue.waits_up_to(*token, mode) {
+                    self.explore(&waiter, name, upto)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn spend(&mut self) -> Result<(), Refusal> {
         self.budget = self.budget.checked_sub(1).ok_or(Refusal::DeadlockUnknown)?;
         Ok(())

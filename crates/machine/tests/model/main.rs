@@ -70,7 +70,7 @@ proptest! {
                     prop_assert_eq!(&applied.commit, &expected.commit, "{:?}", envelope);
                     prop_assert_eq!(told(&applied.lock_changes), told(&expected.lock_changes), "{:?}", envelope);
                     prop_assert_eq!(&applied.lease_changes, &expected.lease_changes);
-                    steady.apply(index, term, envelope);
+                    prop_assert_eq!(steady.apply(index, term, envelope).work, applied.work, "{:?}", envelope);
                     agree(machine.state(), &naive)?;
                 }
                 Step::Range(query) => {

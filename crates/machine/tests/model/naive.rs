@@ -216,7 +216,7 @@ impl Naive {
             }
             reply.slot = self.entries.iter().find(|entry| entry.key[..] == reply.key[..]).unwrap().slot;
         }
-        Applied { revision: self.revision(), reply, commit, lock_changes, lease_changes: work.lease_changes }
+        Applied { revision: self.revision(), reply, commit, lock_changes, lease_changes: work.lease_changes, work: 0 }
     }
 
     fn may_hold(&self, entry: &Entry) -> bool {
