@@ -190,7 +190,7 @@ impl Leases {
     /// A key that is not attached to it. False if there is no such lease.
     pub fn attach(&mut self, lease: LeaseId, key: &SharedBytes) -> bool {
         let Some(lease) = self.leases.get_mut(&lease) else { return false };
-        debug_assert!(lease.keys().all(|other| other != key), "attached already");
+        debug_assert!(!lease.has(key), "attached already");
         match &mut lease.keys {
             AttachedKeys::None => lease.keys = AttachedKeys::One(key.clone()),
             AttachedKeys::One(other) => lease.keys = AttachedKeys::Few(Arc::new(vec![other.clone(), key.clone()])),
@@ -259,6 +259,13 @@ impl Lease {
             AttachedKeys::Many(keys) => (Vec::new(), Some(keys.iter())),
         };
         few.into_iter().chain(many.into_iter().flatten())
+    }
+
+    fn has(&self, key: &SharedBytes) -> bool {
+        match &self.keys {
+            AttachedKeys::Many(keys) => keys.contains(key),
+            _ => self.keys().any(|other| other == key),
+        }
     }
 
     pub fn key_count(&self) -> usize {
