@@ -12,13 +12,15 @@
 //! until its key is deleted. An etcd client that counts keys sees the same queue. A key that lost
 //! its lease so does not end with it; a Lock call for the entry attaches it again.
 //!
-//! An entry is granted if and only if its lease lives and all earlier ones are granted and compatible: same mode, and
-//! for slots the same number with fewer than that before it. When the turn comes of an entry whose lease
-//! has ended (its key was overwritten, so it did not end with the lease), the place ends instead, and
-//! its key stays as an ordinary one. So the granted ones are always a
-//! prefix of the queue, and it is enough to remember where the prefix ends. Grants are settled once,
-//! when all writes of a command are done: a waiter that ends in the same command as the holder
+//! An entry is granted if and only if its lease lives and all earlier ones are granted and compatible:
+//! same mode, and for slots the same number with fewer than that before it. So the granted ones are
+//! always a prefix of the queue, and it is enough to remember where the prefix ends. Grants are settled
+//! once, when all writes of a command are done: a waiter that ends in the same command as the holder
 //! before it was never granted.
+//!
+//! A key that was overwritten does not end with the lease of its entry, so a waiting entry may outlive
+//! its lease. When its turn comes the place ends instead, and the key stays as an ordinary one. (Below
+//! level 1 it is granted.)
 //!
 //! A barrier is granted in rounds: when nobody holds the queue and as many as the barrier has parties
 //! stand at its head, all of them are granted at once. Nobody joins them later; the next round can
