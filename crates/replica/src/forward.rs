@@ -135,9 +135,9 @@ impl Replica {
         if origin.member != self.config.member || origin.boot != self.config.boot {
             return None;
         }
-        let Forward { waits, .. } = self.forwards.settle(origin.sequence)?;
+        let Forward { data, waits, .. } = self.forwards.settle(origin.sequence)?;
         if matches!(reply, Ok(Reply::Duplicate)) {
-            self.lose(waits);
+            self.look_up_forward(data, waits);
             return None;
         }
         Some(waits)
