@@ -118,6 +118,8 @@ impl Replica {
         let _ = self.node.step(message);
         // Whether raft takes it shows in what it has ready.
         self.crank();
+        // That may have applied something, and what comes in later in this step stands behind it.
+        self.hub.flush_fed(&self.machine, self.node.raft.term, &mut self.outputs);
         if self.arrived.take().is_some() {
             self.outputs.push(Output::SnapshotRefused { index });
         }
