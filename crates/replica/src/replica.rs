@@ -28,6 +28,7 @@ use crate::question::{PeerAnswers, Question, Questions};
 use crate::read::{Confirmed, Reads};
 use crate::ready::raft_entry;
 use crate::role::{election_ticks, is_only_voter};
+use crate::roll_call::RollCall;
 use crate::status::Roles;
 use crate::transfer::Transfer;
 use crate::vouch::Vouches;
@@ -75,6 +76,9 @@ pub struct Replica {
     pub(crate) membership: Membership,
     pub(crate) roles: Roles,
     pub(crate) transfers: Vec<Transfer>,
+    /// Whether this leader is looking for a successor.
+    pub(crate) seeks_successor: bool,
+    pub(crate) roll_call: Option<RollCall>,
     pub(crate) unsent: Vec<Unsent>,
     pub(crate) proposals: Proposals,
     pub(crate) forwards: Forwards,
@@ -107,7 +111,8 @@ pub struct Replica {
     pub(crate) is_commit_unsaved: bool,
     /// What the leader was told last of this member's log, and when.
     pub(crate) acknowledged: Option<(Acknowledged, u64)>,
-    /// Places in queues that other members ask for and that can wait a little, in the term in which they came.
+    /// Commands of other members that can wait a little, in the term in which they came: places in queues, and changes
+    /// of members that wait for a roll call.
     pub(crate) held_joins: Vec<HeldJoin>,
     pub(crate) timeouts_due_ms: u64,
     /// Compaction has left something to free.
@@ -200,6 +205,8 @@ impl Replica {
             membership: Membership::default(),
             roles: Roles::of(&configuration),
             transfers: Vec::new(),
+            seeks_successor: false,
+            roll_call: None,
             unsent: Vec::new(),
             proposals: Proposals::default(),
             forwards: Forwards::default(),
@@ -446,6 +453,7 @@ impl Replica {
             }
             Input::Message { from, message } => self.take_message(from, &message),
             Input::RefusedAsRemoved { by } => self.take_refusal_as_removed(by),
+            Input::PeerLost { member } => drop(self.heard_ms.remove(&member)),
             Input::Persisted { number } => self.persisted(number),
             Input::SnapshotSaved { index, bytes } => self.snapshot_saved(index, bytes),
             Input::SnapshotFailed { index } => self.snapshot_failed(index),
@@ -458,6 +466,7 @@ impl Replica {
 
     pub(crate) fn take_message(&mut self, from: MemberId, message: &Bytes) {
         self.heard_ms.insert(from, self.running_ms());
+        self.note_present(from);
         match message::decode(message) {
             Some(PeerMessage::Raft(message)) => self.take_raft_message(from, *message),
             Some(PeerMessage::Hello { term, boot }) => self.take_hello(from, term, boot),
@@ -511,10 +520,11 @@ impl Replica {
         {
             wake = wake.min(deadline + self.paused_ms);
         }
-        if let Some(due_ms) = self.unsent_due_ms().filter(|_| self.can_send()) {
+        // What waits for a roll call is unsent, too, and looked at in every step.
+        if let Some(due_ms) = self.unsent_due_ms().filter(|_| self.can_send() && self.roll_call.is_none()) {
             wake = wake.min(due_ms + self.paused_ms);
         }
-        if !self.reads.is_idle() || self.is_trimming {
+        if !self.reads.is_idle() || self.is_trimming || self.roll_call.is_some() {
             wake = wake.min(now_ms + self.config.tick_ms);
         }
         wake.max(now_ms + 1)
