@@ -416,7 +416,10 @@ impl Proposals {
         if let Some(displaced) = self.displaced.first_entry().filter(|entry| entry.key().0 == index) {
             return Some(displaced.remove());
         }
-        self.pending.pop_front_if(|proposal| proposal.index == index)
+        match self.pending.front().is_some_and(|proposal| proposal.index == index) {
+            true => self.pending.pop_front(),
+            false => None,
+        }
     }
 
     pub(crate) fn has_before(&self, index: u64) -> bool {
@@ -432,8 +435,10 @@ impl Proposals {
     pub(crate) fn take_earlier_than(&mut self, term: u64) -> Vec<Proposal> {
         let count = self.pending.iter().take_while(|proposal| proposal.term < term).count();
         let mut taken: Vec<_> = self.pending.drain(..count).collect();
-        taken
-            .extend(self.displaced.extract_if(.., |(_, displaced), _| *displaced < term).map(|(_, proposal)| proposal));
+        let displaced = std::mem::take(&mut self.displaced).into_iter();
+        let (earlier, kept): (Vec<_>, Vec<_>) = displaced.partition(|((_, displaced), _)| *displaced < term);
+        self.displaced = kept.into_iter().collect();
+        taken.extend(earlier.into_iter().map(|(_, proposal)| proposal));
         taken
     }
 

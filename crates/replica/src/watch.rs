@@ -142,7 +142,7 @@ impl Hub {
                 let Some(closed) = self.streams.remove(&stream) else { return };
                 self.progress_wanted.remove(&stream);
                 self.watches -= closed.watches.len() as u64;
-                self.fed.extract_if((stream, WatchId::MIN)..=(stream, WatchId::MAX), |_, _| true).for_each(drop);
+                self.take_fed(stream);
                 self.closing.push_back((stream, closed.watches.into_iter()));
             }
         }
@@ -303,13 +303,18 @@ impl Hub {
 
     fn flush_stream(&mut self, stream: StreamId, machine: &Machine, term: u64, outputs: &mut Vec<Output>) {
         let revision = machine.state().revision();
-        let places: Vec<Place> =
-            self.fed.range((stream, 0)..=(stream, WatchId::MAX)).map(|(place, _)| *place).collect();
-        for place in places {
-            if let Some(feed) = self.fed.remove(&place) {
-                outputs.push(commits_notice(place.0, place.1, feed, revision, term));
-            }
+        for ((stream, watch), feed) in self.take_fed(stream) {
+            outputs.push(commits_notice(stream, watch, feed, revision, term));
         }
+    }
+
+    /// What this step has fed to one stream.
+    fn take_fed(&mut self, stream: StreamId) -> BTreeMap<Place, Feed> {
+        let mut taken = self.fed.split_off(&(stream, WatchId::MIN));
+        if let Some(next) = stream.checked_add(1) {
+            self.fed.append(&mut taken.split_off(&(next, WatchId::MIN)));
+        }
+        taken
     }
 
     /// Lets a held watch go on: fed if it has seen everything, reading from a view otherwise.
