@@ -232,6 +232,7 @@ impl World {
             Err(Failure::NoLeader) if is_lock => return Ok(()),
             Err(
                 Failure::NoLeader
+                | Failure::LeaderChanged
                 | Failure::Overloaded
                 | Failure::LearnerNotReady
                 | Failure::NotEnoughMembers
