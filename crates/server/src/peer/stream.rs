@@ -9,6 +9,7 @@ use prost::Message;
 use tenure_api::tenure::peer::v1::messages_response::Answer;
 use tenure_api::tenure::peer::v1::{MessagesRequest, MessagesResponse};
 use tenure_machine::MemberId;
+use tenure_replica::Input;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -69,7 +70,9 @@ impl<H: Host> MessageStream<H> {
                     was_welcome = true;
                     told = Told::Connected;
                     tracing::info!(peer = self.name, id = format!("{:x}", self.to), url, "connected to a peer");
-                    self.send(socket, answers).await
+                    let ended = self.send(socket, answers).await;
+                    self.greeter.host.deliver(Input::PeerLost { member: self.to });
+                    ended
                 }
                 Err(ended) => {
                     self.greeter.outbox.clear(&self.queue);

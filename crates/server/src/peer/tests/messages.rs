@@ -174,6 +174,7 @@ async fn who_was_removed_is_told_and_who_is_not_known_yet_comes_again() {
     // Its stream is open when it is removed; the next greeting tells.
     two.set_applied(100);
     two.outbox.set_members(vec![two.listed()]);
+    assert!(matches!(one.next().await, Input::PeerLost { member: 2 }));
     assert!(matches!(one.next().await, Input::RefusedAsRemoved { by: 2 }));
     assert_eq!(refusal(greet(&two, hello(100)).await).0, Reason::Removed);
 }
