@@ -108,7 +108,7 @@ pub(crate) struct Owed {
 
 impl Drop for Owed {
     fn drop(&mut self) {
-        // Whoever waits until all is settled looks next who is still at a name.
+        // The turns go first: a caller that waits until all is settled looks next which names are in use.
         self.turns.clear();
         self.keeper.owed.send_modify(|owed| *owed -= 1);
     }
@@ -204,7 +204,8 @@ impl HeldLease {
         &self.keeper
     }
 
-    /// What is ordered of a session that is over comes to nothing: whoever waits for an answer learns that there is none.
+    /// Orders something of the session. If it is over, the order is dropped, and its caller learns that there is no
+    /// answer.
     pub fn order(&self, order: Order) {
         let _ = self.orders.send(order);
     }
@@ -218,7 +219,10 @@ impl HeldLease {
                 Effect::Confirmed => self.publish(|state| state.warned = false),
                 Effect::Warn => self.publish(|state| state.warned = true),
                 Effect::Cancel => self.publish(|state| state.cancelled = true),
-                Effect::Lost(cause) => self.publish(|state| state.lost = Some(cause)),
+                Effect::Lost(cause) => {
+                    self.publish(|state| state.lost = Some(cause));
+                    self.order(Order::End);
+                }
             }
         }
         let next_ms = life.lifecycle.next_step_ms();

@@ -61,6 +61,7 @@ pub mod lifecycle;
 mod lock;
 mod maintenance;
 mod places;
+pub mod requests;
 mod session;
 mod session_stream;
 mod shared_sessions;
