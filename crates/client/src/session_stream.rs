@@ -120,7 +120,7 @@ enum Flow {
 enum Said {
     Nothing,
     Granted { slot: u32, signature: String },
-    Refused(Refused),
+    Refused(Box<Refused>),
 }
 
 impl SessionStream {
@@ -250,7 +250,7 @@ impl SessionStream {
                 let status = Status::new(Code::from_i32(code), message);
                 (
                     Input::Refused { number, refusal: refusal(&status) },
-                    Said::Refused(Refused { status, holder, waiting }),
+                    Said::Refused(Box::new(Refused { status, holder, waiting })),
                 )
             }
             Some(Told::Unlocked(unlocked)) => (Input::Unlocked { number, released: unlocked.released }, Said::Nothing),
@@ -347,7 +347,7 @@ impl SessionStream {
         let Said::Refused(refused) = said else { return };
         // A caller that is gone is told in vain.
         match self.callers.remove(&ticket) {
-            Some(Caller::Lock(order)) => drop(order.answer.send(Err(refused))),
+            Some(Caller::Lock(order)) => drop(order.answer.send(Err(*refused))),
             Some(Caller::Unlock(answer)) => drop(answer.send(Err(refused.status))),
             None => {}
         }
