@@ -62,10 +62,12 @@ mod lock;
 mod maintenance;
 mod places;
 pub mod requests;
+pub mod retry;
 mod session;
 mod session_stream;
 mod shared_sessions;
 mod signed;
+mod timed_channel;
 mod txn;
 mod watch;
 
