@@ -25,7 +25,7 @@ const SLACK: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LockError {
-    /// Somebody has it, and waiting was not asked for.
+    /// Another holder has it, and the request does not wait.
     #[error("{name} is busy: {}; wait for it, or see `tenure why {name}`", holder_text(holder, *since, *waiting))]
     Busy { name: String, holder: String, since: Option<SystemTime>, waiting: u64 },
     /// The wait is over, and the lock was not granted. `unanswered` says why if the server could not be asked;
@@ -39,7 +39,7 @@ pub enum LockError {
         waiting: u64,
         unanswered: Option<Box<Error>>,
     },
-    /// Those who name an owner would wait for each other in a circle.
+    /// Requests that name an owner would wait for each other in a circle.
     #[error(
         "waiting for {name} would never end, a deadlock: {cycle}. Give back what is held and begin again; to take several locks at once, name them in one request"
     )]
@@ -151,13 +151,13 @@ impl LockRequest {
         self
     }
 
-    /// Wait for so long at most.
+    /// Waits for at most this long, also if the server cannot be asked.
     pub fn wait(mut self, time: Duration) -> LockRequest {
         self.patience = Patience::AtMost(time);
         self
     }
 
-    /// Do not wait at all.
+    /// Does not wait for another holder.
     pub fn try_once(mut self) -> LockRequest {
         self.patience = Patience::None;
         self
@@ -212,7 +212,7 @@ impl LockRequest {
         self
     }
 
-    /// Waits for the lock. Dropping the future leaves the queue.
+    /// Waits for the lock. Dropping the future leaves the queue, or gives the lock back if it was granted meanwhile.
     pub async fn acquire(self) -> Result<LockGuard, LockError> {
         self.check()?;
         let started = Instant::now();
