@@ -19,6 +19,8 @@ use crate::retry::{Failure, Next, Retry};
 use crate::timed_channel::TimedChannel;
 
 const DIAGNOSIS_TIMEOUT: Duration = Duration::from_secs(1);
+/// With less time left, another member is not asked any more.
+const LEAST_ATTEMPT: Duration = Duration::from_millis(20);
 
 /// What is known about a call before it is made.
 #[derive(Debug, Clone, Copy)]
@@ -215,7 +217,7 @@ impl Connections {
         give_up: Instant,
     ) -> Verdict {
         // To ask why takes time that another member could answer in.
-        if kind.idempotent && self.has_others() && Instant::now() + DIAGNOSIS_TIMEOUT < give_up {
+        if kind.idempotent && self.has_others() && Instant::now() + LEAST_ATTEMPT < give_up {
             return Verdict::Passing(silence(connection, kind, started.elapsed(), LATE));
         }
         Verdict::Final(explain_lateness(connection, kind, started).await)

@@ -323,6 +323,8 @@ impl World {
                 Effect::Confirmed { .. } | Effect::Over => panic!("{effect:?}"),
             }
         }
+        let is_prompt = |asked: &Asked| !matches!(asked, Asked::Lock { .. });
+        assert_eq!(self.requests.expects_an_answer(), self.requests.unanswered.values().any(is_prompt));
         let is_owed = self.callers.contains(&Caller::Gone);
         assert_eq!(self.requests.is_settled(), !is_owed, "settled means that nothing is owed");
     }
