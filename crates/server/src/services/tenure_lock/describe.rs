@@ -43,18 +43,16 @@ pub fn lock(view: &View, name: &[u8], times: &[Option<LeaseStatus>]) -> Describe
     DescribeResponse { header: None, name: text(name), holders, waiters, recent, now_unix_ms }
 }
 
-/// What the entry itself records.
-pub fn entry(entry: &LockEntry, time: Option<&LeaseStatus>) -> Holder {
+/// What the entry itself records. Its lease is named and its state left unknown: only the leader knows that.
+pub fn entry(entry: &LockEntry) -> Holder {
     let (mode, slots) = mode(entry.mode);
     let is_granted = entry.granted_wall_ms.is_some();
-    let mut lease = Lease { id: entry.lease, ..Lease::default() };
-    fill_lease_time(Some(&mut lease), time);
     Holder {
         key: text(&entry.key),
         holder_id: text(&entry.holder),
         owner: text(&entry.owner),
         fencing_token: if is_granted { entry.token } else { 0 },
-        lease: Some(lease),
+        lease: Some(Lease { id: entry.lease, ..Lease::default() }),
         mode: mode.into(),
         slots,
         metadata: Bytes::copy_from_slice(&entry.metadata),
@@ -67,10 +65,14 @@ pub fn entry(entry: &LockEntry, time: Option<&LeaseStatus>) -> Holder {
     }
 }
 
-/// And what its key and its lease add to it.
+/// What the entry records, and what its key and its lease add to it. `time` is the leader's answer about the lease;
+/// `None` = it has ended.
 pub fn entry_in(view: &View, found: &LockEntry, time: Option<&LeaseStatus>) -> Holder {
-    let mut described = entry(found, time);
-    if let Some(kv) = view.get(&found.key) {
+    let mut described = entry(found);
+    fill_lease_time(described.lease.as_mut(), time);
+    // The revisions of a waiting key are its token, which is disclosed at the grant.
+    let is_granted = found.granted_wall_ms.is_some();
+    if let Some(kv) = view.get(&found.key).filter(|kv| is_granted && kv.create_revision == found.token) {
         (described.mod_revision, described.version) = (kv.mod_revision, kv.version);
     }
     if let Some(known) = view.lease(found.lease) {
@@ -124,7 +126,7 @@ pub fn end_in_words(cause: LockEnd) -> &'static str {
     }
 }
 
-/// What only the leader knows of a lease: the time that is left.
+/// Adds the leader's answer about a lease: the time that is left. `None` = the lease has ended.
 pub fn fill_lease_time(lease: Option<&mut Lease>, time: Option<&LeaseStatus>) {
     let Some(lease) = lease else { return };
     let Some(time) = time else {

@@ -29,7 +29,7 @@ use tenure_api::tenure::v1::{
 };
 use tenure_machine::lock::entry_key;
 use tenure_machine::{BusyReply, Command, LeaseGrant, LeaseId, Leave, LockReply, Mode, Reply, Unlock};
-use tenure_replica::{Answered, CallId, Consistency, Failure, Input, SessionNotice};
+use tenure_replica::{Answered, CallId, Consistency, Failure, Input, Read, SessionNotice};
 use tokio::time::{Instant, Sleep};
 use tonic::{Code, Status};
 
@@ -169,9 +169,22 @@ struct UnderWay {
 }
 
 enum What {
-    Lock { name: Bytes, mode: Mode, holder: Bytes, joiner: u128, timeout: Option<Instant> },
+    Lock {
+        name: Bytes,
+        mode: Mode,
+        holder: Bytes,
+        joiner: u128,
+        timeout: Option<Instant>,
+    },
     Unlock,
-    Renew { came: Instant },
+    Renew {
+        came: Instant,
+    },
+    /// A grant whose entry is looked up before it is signed and told.
+    Sign {
+        name: Bytes,
+        reply: LockReply,
+    },
     Close,
 }
 
@@ -377,7 +390,7 @@ impl Session {
     }
 
     fn call(&mut self, number: u64, what: What, input: impl FnOnce(CallId) -> Input) {
-        if !matches!(what, What::Renew { .. } | What::Unlock | What::Close) && self.shared.member.is_overloaded() {
+        if matches!(what, What::Lock { .. }) && self.shared.member.is_overloaded() {
             return self.refuse(number, &failed(Failure::Overloaded));
         }
         let call = self.stream.open_call();
@@ -432,13 +445,13 @@ impl Session {
     fn answer(&mut self, number: u64, what: What, result: Result<Answered, Failure>) -> Result<(), Status> {
         match (what, result) {
             (What::Lock { name, mode, holder, .. }, Ok(Answered::Lock(reply))) => {
-                let granted = SessionGranted {
-                    fencing_token: reply.token,
-                    renewed: reply.renewed,
-                    slot: reply.slot,
-                    signature: self.signature(&name, mode, &holder, &reply),
-                };
-                self.tell(number, Response::Granted(granted));
+                let signature = self.signature(&name, mode, &holder, &reply);
+                self.tell_granted(number, &reply, signature);
+            }
+            // The entry was there before, perhaps in another mode and for another holder: it is looked up.
+            (What::Lock { name, .. }, Ok(Answered::Lock(reply))) if reply.renewed && self.signs() => {
+                let (read, consistency) = (Read::View, Consistency::Serializable);
+                self.call(number, What::Sign { name, reply }, |call| Input::Read { call, read, consistency });
             }
             (_, Ok(Answered::Reply(Reply::Busy(busy)))) => self.tell_busy(number, Code::Aborted, "busy", &busy),
             (_, Ok(Answered::Reply(Reply::Unlocked { released }))) => {
@@ -449,6 +462,16 @@ impl Session {
                 self.tell(number, Response::Renewed(SessionRenewed { ttl_ms: ttl_ms as i64 }));
             }
             // The session is over: nothing that it asks can succeed any more.
+            (What::Sign { name, reply }, Ok(Answered::View(view))) => match view.lock_grant(&reply.key, reply.token) {
+                Some(entry) => {
+                    let signature = self.signature(&name, entry.mode, &entry.holder, &reply);
+                    self.tell_granted(number, &reply, signature);
+                }
+                // Its loss has been told already: a grant behind it would look like a new one.
+                None => self.refuse(number, &errors::NOT_THE_HOLDER.into()),
+            },
+            // It is held all the same, and can be signed by Sign.
+            (What::Sign { reply, .. }, Err(_)) => self.tell_granted(number, &reply, String::new()),
             (What::Renew { .. }, Ok(_)) => return Err(errors::LEASE_NOT_FOUND.into()),
             (What::Close, Ok(_)) => {
                 self.closed = true;
@@ -461,14 +484,23 @@ impl Session {
         Ok(())
     }
 
-    /// Empty unless this cluster signs.
+    fn tell_granted(&mut self, number: u64, reply: &LockReply, signature: String) {
+        let LockReply { token: fencing_token, renewed, slot, .. } = *reply;
+        self.tell(number, Response::Granted(SessionGranted { fencing_token, renewed, slot, signature }));
+    }
+
+    fn signs(&self) -> bool {
+        self.shared.process_wide.keyring.is_some()
+    }
+
+    /// Empty unless this cluster signs. `mode` and `holder` are those of the entry.
     fn signature(&self, name: &[u8], mode: Mode, holder: &[u8], reply: &LockReply) -> String {
-        let Some(keyring) = self.shared.process_wide.keyring.as_ref().filter(|_| mode.fences()) else {
-            return String::new();
-        };
-        let slot = matches!(mode, Mode::Slots(_)).then_some(reply.slot);
-        let (cluster, token) = (self.shared.identity().cluster, reply.token);
-        sign::sign(keyring, &sign::Grant { cluster, name, slot, token, holder, ttl_ms: self.ttl_ms })
+        let Some(keyring) = self.shared.process_wide.keyring.as_ref() else { return String::new() };
+        let LockReply { token, slot, .. } = *reply;
+        let cluster = self.shared.identity().cluster;
+        let holder = if holder.is_empty() { &self.client[..] } else { holder };
+        let expires_at_ms = sign::expires_after_renewal(self.ttl_ms, self.renewed_at.elapsed());
+        sign::sign(keyring, &sign::Grant { cluster, name, slot, token, holder, mode, expires_at_ms })
     }
 
     /// A Lock whose time is up, or that nobody wants any more, leaves its queues.
@@ -508,7 +540,7 @@ impl Session {
     }
 
     fn tell_busy(&mut self, number: u64, code: Code, message: &str, busy: &BusyReply) {
-        let holder = busy.holder.as_ref().map(|entry| describe::entry(entry, None));
+        let holder = busy.holder.as_ref().map(|entry| describe::entry(entry));
         let refused =
             SessionRefused { code: code.into(), message: message.to_owned(), holder, waiting: busy.waiting as u64 };
         self.tell(number, Response::Refused(Box::new(refused)));

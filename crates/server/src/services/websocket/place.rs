@@ -81,6 +81,14 @@ impl Place {
         }
     }
 
+    /// When the renewal that the server confirmed last was sent.
+    pub fn renewed_at(&self) -> Option<Instant> {
+        match self.stage {
+            Stage::Held { renewed_at, .. } => Some(renewed_at),
+            _ => None,
+        }
+    }
+
     /// A renewal in time leaves two more tries.
     pub fn third(&self) -> Duration {
         Duration::from_millis(self.ttl_ms / 3)

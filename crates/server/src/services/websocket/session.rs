@@ -17,7 +17,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tenure_machine::{Command, LeaseId, Revision, Unlock};
+use tenure_machine::{Command, LeaseId, Mode, Revision, Unlock};
 use tenure_replica::{CallId, Failure, Input, SessionNotice};
 use tokio::time::Instant;
 
@@ -429,13 +429,16 @@ impl Session {
         self.tell(&Told { success: Some(true), fencing_token, request_id, ..Told::default() });
     }
 
-    /// What is held from now on for a whole TTL, signed for as long if this cluster signs.
+    /// Tells a grant or a renewal, signed for as long as the lease has time left if this cluster signs.
     fn vouch(&mut self, id: PlaceId, request_id: Option<&RequestId>, key: &str, token: Revision) {
         let (keyring, place) = (self.process_wide.keyring.as_ref(), self.places.get(&id));
         let signature = keyring.zip(place).map(|(keyring, place)| {
             let (name, holder) = (key.as_bytes(), place.pair.client.as_bytes());
             let cluster = self.member.status().cluster;
-            sign::sign(keyring, &sign::Grant { cluster, name, slot: None, token, holder, ttl_ms: place.ttl_ms })
+            let since = place.renewed_at().map_or(Duration::ZERO, |renewed_at| renewed_at.elapsed());
+            let expires_at_ms = sign::expires_after_renewal(place.ttl_ms, since);
+            let mode = Mode::Exclusive;
+            sign::sign(keyring, &sign::Grant { cluster, name, slot: 0, token, holder, mode, expires_at_ms })
         });
         let fencing_token = Some(FencingToken { key, value: token, signature: signature.unwrap_or_default() });
         self.tell(&Told { success: Some(true), fencing_token, request_id, ..Told::default() });
