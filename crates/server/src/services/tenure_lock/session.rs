@@ -317,6 +317,13 @@ impl Session {
 
     fn take(&mut self, asked: Asked) -> Result<(), Status> {
         let Asked { number, what } = asked;
+        if let (0, AskedFor::Other(request)) = (number, &what)
+            && let Some(Request::Renew(_)) = **request
+        {
+            // The one request that needs no number, because its answer needs none.
+            self.renew(0);
+            return Ok(());
+        }
         if number <= self.number {
             let text = format!("request {number} comes after {}: numbers must grow", self.number);
             return Err(Status::invalid_argument(text));
@@ -338,12 +345,7 @@ impl Session {
 
     fn take_other(&mut self, number: u64, request: Option<Request>) -> Result<(), Status> {
         match request {
-            Some(Request::Renew(_)) => {
-                self.shared.process_wide.sessions.seen(self.lease);
-                let (lease, epoch) = (self.lease, self.epoch);
-                let what = What::Renew { came: Instant::now() };
-                self.call(number, what, |call| Input::KeepAlive { call, lease, epoch });
-            }
+            Some(Request::Renew(_)) => self.renew(number),
             Some(Request::Cancel(asked)) => {
                 if let Some(call) = self.call_of(asked.number) {
                     self.give_up(call, Code::Cancelled, "cancelled");
@@ -354,12 +356,19 @@ impl Session {
                 self.call(number, What::Close, |call| Input::Propose { call, command });
             }
             Some(Request::Open(_)) => return Err(Status::invalid_argument("this stream has its session already")),
-            // Locks and unlocks are no others.
+            // `take` has handled locks and unlocks.
             Some(Request::Lock(_) | Request::Unlock(_)) | None => {
                 return Err(Status::invalid_argument("an empty request"));
             }
         }
         Ok(())
+    }
+
+    fn renew(&mut self, number: u64) {
+        self.shared.process_wide.sessions.seen(self.lease);
+        let (lease, epoch) = (self.lease, self.epoch);
+        let what = What::Renew { came: Instant::now() };
+        self.call(number, what, |call| Input::KeepAlive { call, lease, epoch });
     }
 
     fn lock(&mut self, number: u64, mut asked: AskedLock) {
@@ -444,24 +453,15 @@ impl Session {
 
     fn answer(&mut self, number: u64, what: What, result: Result<Answered, Failure>) -> Result<(), Status> {
         match (what, result) {
-            (What::Lock { name, mode, holder, .. }, Ok(Answered::Lock(reply))) => {
-                let signature = self.signature(&name, mode, &holder, &reply);
-                self.tell_granted(number, &reply, signature);
-            }
             // The entry was there before, perhaps in another mode and for another holder: it is looked up.
             (What::Lock { name, .. }, Ok(Answered::Lock(reply))) if reply.renewed && self.signs() => {
                 let (read, consistency) = (Read::View, Consistency::Serializable);
                 self.call(number, What::Sign { name, reply }, |call| Input::Read { call, read, consistency });
             }
-            (_, Ok(Answered::Reply(Reply::Busy(busy)))) => self.tell_busy(number, Code::Aborted, "busy", &busy),
-            (_, Ok(Answered::Reply(Reply::Unlocked { released }))) => {
-                self.tell(number, Response::Unlocked(SessionUnlocked { released }));
+            (What::Lock { name, mode, holder, .. }, Ok(Answered::Lock(reply))) => {
+                let signature = self.signature(&name, mode, &holder, &reply);
+                self.tell_granted(number, &reply, signature);
             }
-            (What::Renew { came }, Ok(Answered::KeptAlive { ttl_ms: Some(ttl_ms) })) => {
-                (self.renewed_at, self.ttl_ms, self.is_warned) = (came, ttl_ms, false);
-                self.tell(number, Response::Renewed(SessionRenewed { ttl_ms: ttl_ms as i64 }));
-            }
-            // The session is over: nothing that it asks can succeed any more.
             (What::Sign { name, reply }, Ok(Answered::View(view))) => match view.lock_grant(&reply.key, reply.token) {
                 Some(entry) => {
                     let signature = self.signature(&name, entry.mode, &entry.holder, &reply);
@@ -472,6 +472,15 @@ impl Session {
             },
             // It is held all the same, and can be signed by Sign.
             (What::Sign { reply, .. }, Err(_)) => self.tell_granted(number, &reply, String::new()),
+            (_, Ok(Answered::Reply(Reply::Busy(busy)))) => self.tell_busy(number, Code::Aborted, "busy", &busy),
+            (_, Ok(Answered::Reply(Reply::Unlocked { released }))) => {
+                self.tell(number, Response::Unlocked(SessionUnlocked { released }));
+            }
+            (What::Renew { came }, Ok(Answered::KeptAlive { ttl_ms: Some(ttl_ms) })) => {
+                (self.renewed_at, self.ttl_ms, self.is_warned) = (came, ttl_ms, false);
+                self.tell(number, Response::Renewed(SessionRenewed { ttl_ms: ttl_ms as i64 }));
+            }
+            // The session is over: nothing that it asks can succeed any more.
             (What::Renew { .. }, Ok(_)) => return Err(errors::LEASE_NOT_FOUND.into()),
             (What::Close, Ok(_)) => {
                 self.closed = true;
