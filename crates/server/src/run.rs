@@ -167,7 +167,12 @@ async fn live(
     };
     let peers = Network::start(&config, metrics.clone(), "peers", vec![metrics.peers().clone()], serve_peers)?;
 
-    let departure = Departure { identity, outbox: outbox.clone(), patience: config.call_timeout };
+    let departure = Departure {
+        identity,
+        outbox: outbox.clone(),
+        patience: config.call_timeout,
+        settling: (config.election_max * 3).min(config.call_timeout),
+    };
     let (sessions, watching) = Default::default();
     let shared = Arc::new(services::ProcessWide { sessions, watching, keyring, departure });
     let claims = Arc::<services::Claims>::default();

@@ -137,6 +137,11 @@ pub fn of_failure(failure: &Failure) -> Error {
     }
 }
 
+/// Whether a leader has refused a change of members because it knows too few that are up.
+pub fn is_not_enough_members(text: &str) -> bool {
+    text == NOT_ENOUGH_STARTED.1
+}
+
 pub fn refused(refusal: Refusal) -> Status {
     of_refusal(&refusal).into()
 }
