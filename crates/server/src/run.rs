@@ -22,7 +22,7 @@ use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::{HealthReporter, HealthService};
 
 use crate::background;
-use crate::config::{Config, ConfigError, Unsaid};
+use crate::config::{Config, ConfigError, Unsaid, Whereabouts};
 use crate::data::{self, Beginning, Data, DataError, Found};
 use crate::driver::{Driver, Ending, Writes};
 use crate::http::grpc::{Services, ServicesBuilder};
@@ -114,13 +114,30 @@ fn recall(config: &mut Config) -> Result<Option<Found>, RunError> {
     }
     let found = data::open(config)?;
     if let Found::Existing(data) = &found {
-        config.recall(data.identity.member_id, &data.boot.members())?;
+        config.recall(data.identity.member_id, &data.boot.members(), kept_addresses(data))?;
         config.validate()?;
     }
     Ok(Some(found))
 }
 
 async fn live(
+/// Where this member was at its last start. A file that cannot be read is done without: the log knows the addresses of
+/// all members that ever had a leader.
+fn kept_addresses(data: &Data) -> Option<Whereabouts> {
+    let kept = data.store.addresses().read().inspect_err(|error| tracing::warn!("{error}")).ok().flatten()?;
+    serde_json::from_slice(&kept).ok()
+}
+
+/// Keeps the addresses for the next start.
+fn keep_addresses(config: &Config, data: &Data) -> Result<(), RunError> {
+    let whereabouts = config.whereabouts();
+    if kept_addresses(data).as_ref() == Some(&whereabouts) {
+        return Ok(());
+    }
+    let bytes = serde_json::to_vec(&whereabouts).unwrap_or_default();
+    data.store.addresses().write(&bytes).map_err(|fault| RunError::Data(fault.into()))
+}
+
     config: Arc<Config>,
     found: Option<Found>,
     listener: Listener,
@@ -132,6 +149,7 @@ async fn live(
     let (peer_listener, peer_fault) = judge_peer_port(&config, peer_listener)?;
     let data = open(&config, found).await?;
     let identity = data.identity;
+    keep_addresses(&config, &data)?;
     let replica_config = replica_config(&config, &data);
     let threads = config.network_thread_count();
     let candidacy = Arc::new(data.store.candidacy());
