@@ -174,6 +174,25 @@ impl Replica {
         }
     }
 
+    /// Clears the alarm when the data, after it was beyond the quota, has become smaller by a tenth of it. An alarm
+    /// that somebody raised by hand stays: its cause is not the size.
+    pub(crate) fn clear_no_space(&mut self) {
+        let state = self.machine.state();
+        let is_raised = state.alarms().iter().any(|alarm| alarm.kind == AlarmKind::NoSpace);
+        let quota_bytes = self.config.quota_bytes;
+        let has_room = quota_bytes == 0 || state.bytes() <= quota_bytes - quota_bytes / 10;
+        match (is_raised, has_room) {
+            (true, false) => self.was_full = true,
+            (true, true) if self.was_full && !self.alarm_asked => {
+                self.alarm_asked = true;
+                let cleared = Alarm { member: 0, kind: AlarmKind::NoSpace };
+                self.propose(Command::Alarm(AlarmChange::Clear(cleared)), Waits::Nobody);
+            }
+            (true, true) => {}
+            (false, _) => self.was_full = false,
+        }
+    }
+
     pub(crate) fn send_unsent(&mut self) {
         if !self.held_joins.is_empty() {
             self.append_held_joins();

@@ -129,6 +129,8 @@ pub struct Replica {
     /// Leases whose grant this leader has proposed and not yet applied.
     pub(crate) granting: BTreeSet<LeaseId>,
     pub(crate) alarm_asked: bool,
+    /// Whether the data was beyond the quota while the alarm was raised.
+    pub(crate) was_full: bool,
     pub(crate) compact_asked: bool,
     /// Of the command that is being proposed.
     pub(crate) encoded: Vec<u8>,
@@ -237,6 +239,7 @@ impl Replica {
             history_samples: Default::default(),
             granting: BTreeSet::new(),
             alarm_asked: false,
+            was_full: false,
             compact_asked: false,
             encoded: Vec::new(),
             proposed: BytesMut::with_capacity(PROPOSED_BYTES),
@@ -322,6 +325,7 @@ impl Replica {
             self.expire_due();
             self.checkpoint_due();
             self.compact_history();
+            self.clear_no_space();
         }
     }
 

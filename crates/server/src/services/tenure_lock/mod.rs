@@ -41,6 +41,7 @@ use super::{Shared, authorize};
 use crate::member::{At, Locked};
 pub(super) use session::Connected;
 pub use session::Sessions;
+use crate::metrics::Concluded;
 pub(crate) use session::asked;
 
 /// Its messages are read and written by [`session`] itself, see [`framed`].
@@ -277,8 +278,10 @@ impl LockService for TenureLockService {
         let address = request.extensions().get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
         let shared = self.0.clone();
         let requests = Messages::of(&mut request, shared.config.limits.message_bytes());
-        let pieces = produced(|emitter| session::serve(shared, requests, address, emitter));
-        Ok(framed::respond(pieces, tokio_stream::empty()))
+        let concluded = Concluded::default();
+        let end = concluded.clone();
+        let pieces = produced(|emitter| session::serve(shared, requests, address, end, emitter));
+        Ok(framed::respond(pieces, tokio_stream::empty(), concluded))
     }
 }
 

@@ -39,6 +39,8 @@ use super::request::AskedLock;
 use super::{describe, failed, header, request, sign};
 use crate::calls::{OpenSession, SessionMail};
 use crate::member::At;
+use crate::metrics::Concluded;
+use crate::metrics::sessions::{Carrier, Done};
 use crate::services::framed::Messages;
 use crate::services::produced::Emitter;
 use crate::services::{Shared, errors};
@@ -96,6 +98,7 @@ pub async fn serve(
     shared: Arc<Shared>,
     mut requests: Messages,
     address: Option<SocketAddr>,
+    concluded: Concluded,
     mut emitter: Emitter<Result<Bytes, Status>>,
 ) {
     let mut session = match open(shared, &mut requests, address).await {
@@ -106,6 +109,9 @@ pub async fn serve(
     let mut alarm = pin!(tokio::time::sleep_until(session.next_wake()));
     loop {
         let step = poll_fn(|context| session.poll(&mut requests, alarm.as_mut(), context)).await;
+        if session.closed || matches!(step, Ok(Flow::Ended)) {
+            concluded.set();
+        }
         if !session.told.is_empty() {
             emitter.emit(Ok(session.told.take())).await;
         }
@@ -474,9 +480,11 @@ impl Session {
             (What::Sign { reply, .. }, Err(_)) => self.tell_granted(number, &reply, String::new()),
             (_, Ok(Answered::Reply(Reply::Busy(busy)))) => self.tell_busy(number, Code::Aborted, "busy", &busy),
             (_, Ok(Answered::Reply(Reply::Unlocked { released }))) => {
+                self.count(Done::Unlocked);
                 self.tell(number, Response::Unlocked(SessionUnlocked { released }));
             }
             (What::Renew { came }, Ok(Answered::KeptAlive { ttl_ms: Some(ttl_ms) })) => {
+                self.count(Done::Renewed);
                 (self.renewed_at, self.ttl_ms, self.is_warned) = (came, ttl_ms, false);
                 self.tell(number, Response::Renewed(SessionRenewed { ttl_ms: ttl_ms as i64 }));
             }
@@ -488,14 +496,26 @@ impl Session {
             }
             (_, Ok(other)) => return Err(Status::internal(format!("an unexpected answer: {other:?}"))),
             (What::Renew { .. } | What::Close, Err(failure)) => return Err(failed(failure)),
-            (_, Err(failure)) => self.refuse(number, &failed(failure)),
+            (What::Unlock, Err(failure)) => {
+                self.count(Done::UnlockRefused);
+                self.refuse(number, &failed(failure));
+            }
+            (_, Err(failure)) => {
+                self.count(Done::LockRefused);
+                self.refuse(number, &failed(failure));
+            }
         }
         Ok(())
     }
 
     fn tell_granted(&mut self, number: u64, reply: &LockReply, signature: String) {
+        self.count(Done::LockGranted);
         let LockReply { token: fencing_token, renewed, slot, .. } = *reply;
         self.tell(number, Response::Granted(SessionGranted { fencing_token, renewed, slot, signature }));
+    }
+
+    fn count(&self, done: Done) {
+        self.shared.counters.session(Carrier::Grpc, done);
     }
 
     fn signs(&self) -> bool {
@@ -549,6 +569,7 @@ impl Session {
     }
 
     fn tell_busy(&mut self, number: u64, code: Code, message: &str, busy: &BusyReply) {
+        self.count(Done::LockRefused);
         let holder = busy.holder.as_ref().map(|entry| describe::entry(entry));
         let refused =
             SessionRefused { code: code.into(), message: message.to_owned(), holder, waiting: busy.waiting as u64 };
