@@ -209,6 +209,7 @@ async fn live(
                 process_wide: shared.clone(),
                 claims: claims.clone(),
                 stopping: stopping.clone(),
+                counters: metrics.runtime(index).clone(),
             };
             let more = websockets.routes().merge(leader::routes(member.clone()));
             let counters = metrics.runtime(index);
@@ -428,8 +429,8 @@ fn services_of(
     config: &Arc<Config>,
     member: Member,
     shared: &Arc<services::ProcessWide>,
-    reporter: &HealthReporter,
     counters: &Arc<Counters>,
+    reporter: &HealthReporter,
 ) -> ServicesBuilder {
     let reflection = || {
         tonic_reflection::server::Builder::configure()
