@@ -234,7 +234,10 @@ impl Replica {
             return;
         }
         match change {
-            LeaseChange::Granted { lease, ttl_ms } => self.give_time(lease, ttl_ms, ttl_ms),
+            LeaseChange::Granted { lease, ttl_ms } => {
+                self.give_time(lease, ttl_ms, ttl_ms);
+                self.deadlines.note_granted(lease);
+            }
             LeaseChange::Ended { lease } => {
                 let mut askers = self.deadlines.remove(lease);
                 askers.extend(self.checkpoints.remove(lease));

@@ -16,6 +16,8 @@ pub(crate) struct Deadlines {
     by_time: BTreeSet<(u64, LeaseId)>,
     /// Leases whose end is proposed, with the renewals that came meanwhile and wait for its outcome.
     expiring: BTreeMap<LeaseId, Vec<Asker>>,
+    /// Leases that were granted under this leader and never renewed.
+    fresh: BTreeSet<LeaseId>,
     /// While some expire, no others do before this.
     next_part: u64,
 }
@@ -25,6 +27,7 @@ impl Deadlines {
     pub(crate) fn clear(&mut self) -> Vec<Asker> {
         self.by_lease.clear();
         self.by_time.clear();
+        self.fresh.clear();
         std::mem::take(&mut self.expiring).into_values().flatten().collect()
     }
 
@@ -35,11 +38,25 @@ impl Deadlines {
         self.by_time.insert((deadline, lease));
     }
 
+    pub(crate) fn note_granted(&mut self, lease: LeaseId) {
+        self.fresh.insert(lease);
+    }
+
+    pub(crate) fn note_renewed(&mut self, lease: LeaseId) {
+        self.fresh.remove(&lease);
+    }
+
+    /// Whether the lease was renewed, as far as this leader knows: of those that it found it takes it for granted.
+    pub(crate) fn is_renewed(&self, lease: LeaseId) -> bool {
+        !self.fresh.contains(&lease)
+    }
+
     /// The lease is gone; gives back the renewals that waited for that.
     pub(crate) fn remove(&mut self, lease: LeaseId) -> Vec<Asker> {
         if let Some(old) = self.by_lease.remove(&lease) {
             self.by_time.remove(&(old, lease));
         }
+        self.fresh.remove(&lease);
         self.expiring.remove(&lease).unwrap_or_default()
     }
 

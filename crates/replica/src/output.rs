@@ -135,6 +135,8 @@ pub struct LeaseStatus {
     pub lease: LeaseId,
     pub ttl_ms: u64,
     pub remaining_ms: u64,
+    /// False = it was granted and never renewed since.
+    pub renewed: bool,
 }
 
 /// Why a call got no answer from the state.

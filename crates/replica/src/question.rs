@@ -129,6 +129,7 @@ impl Replica {
         let ttl_ms = state.lease_ttl_ms(lease);
         if let Some(ttl_ms) = ttl_ms {
             self.give_time(lease, ttl_ms, ttl_ms);
+            self.deadlines.note_renewed(lease);
             if self.waits_for_clearing(lease, asker) {
                 return None;
             }
@@ -139,7 +140,8 @@ impl Replica {
     fn lease_status(&self, lease: LeaseId) -> Option<LeaseStatus> {
         let ttl_ms = self.machine.state().lease_ttl_ms(lease)?;
         let deadline = self.deadlines.deadline(lease)?;
-        Some(LeaseStatus { lease, ttl_ms, remaining_ms: deadline.saturating_sub(self.running_ms()) })
+        let remaining_ms = deadline.saturating_sub(self.running_ms());
+        Some(LeaseStatus { lease, ttl_ms, remaining_ms, renewed: self.deadlines.is_renewed(lease) })
     }
 
     pub(crate) fn tell_asker(&mut self, asker: Asker, answer: LeaderAnswer) {

@@ -294,6 +294,46 @@ async fn a_holder_that_lives_is_never_described_as_expired() {
 }
 
 #[tokio::test]
+async fn a_lease_is_active_from_its_first_renewal_on() {
+    let server = Server::start().await;
+    let mut client = client(&server);
+    let ada = lease(&mut client, "ada").await;
+    async fn state(client: &mut Client) -> State {
+        let request = ListSessionsRequest::default();
+        let sessions = client.list_sessions(request).await.unwrap().into_inner().sessions;
+        sessions[0].lease.as_ref().unwrap().state()
+    }
+    assert_eq!(state(&mut client).await, State::Created);
+    let renewals = tokio_stream::once(LeaseKeepAliveRequest { id: ada });
+    let mut renewed = client.lease_keep_alive(renewals).await.unwrap().into_inner();
+    timeout(PATIENCE, renewed.message()).await.unwrap().unwrap().expect("an answer");
+    assert_eq!(state(&mut client).await, State::Active);
+    // Keys that come and go change nothing about that.
+    let held = lock(&mut client, ask("jobs", ada)).await;
+    assert_eq!(state(&mut client).await, State::Active);
+    assert!(unlock(&mut client, "jobs", held.fencing_token).await.unwrap());
+    assert_eq!(state(&mut client).await, State::Active);
+}
+
+#[tokio::test]
+async fn an_unlock_that_names_its_lease_ends_no_other_tenure() {
+    let server = Server::start().await;
+    let mut client = client(&server);
+    let (ada, bob) = (lease(&mut client, "ada").await, lease(&mut client, "bob").await);
+    let held = lock(&mut client, ask("jobs", ada)).await;
+    let release = |lease| UnlockRequest {
+        name: "jobs".to_owned(),
+        fencing_token: held.fencing_token,
+        lease_id: Some(lease),
+        ..UnlockRequest::default()
+    };
+    assert_refused(client.unlock(release(bob)).await, Code::FailedPrecondition, "not the holder");
+    assert_eq!(describe(&mut client, "jobs").await.holders.len(), 1);
+    assert!(client.unlock(release(ada)).await.unwrap().into_inner().released);
+    assert!(!client.unlock(release(bob)).await.unwrap().into_inner().released, "it is free already");
+}
+
+#[tokio::test]
 async fn a_waiter_discloses_no_revision_before_it_is_granted() {
     let server = Server::start().await;
     let mut client = client(&server);
@@ -545,6 +585,7 @@ async fn a_grant_that_stands_is_signed_again_and_one_that_does_not_is_refused() 
         name: "jobs".to_owned(),
         more_names: vec!["more".to_owned()],
         fencing_token: held.fencing_token,
+        lease_id: None,
     };
     assert!(client.unlock(release).await.unwrap().into_inner().released);
     let refused = sign(&mut client, "jobs", ada, held.fencing_token).await;

@@ -138,7 +138,7 @@ pub fn fill_lease_time(lease: Option<&mut Lease>, time: Option<&LeaseStatus>) {
     lease.expiry_unix_ms = now_unix_ms() + time.remaining_ms as i64;
     lease.state = match time.remaining_ms < time.ttl_ms / 3 {
         true => lease::State::Expiring.into(),
-        false if lease.state == i32::from(lease::State::Created) => lease.state,
+        false if !time.renewed => lease::State::Created.into(),
         false => lease::State::Active.into(),
     };
 }
@@ -192,7 +192,6 @@ pub fn sessions(view: &View, after: i64, limit: usize) -> (Vec<SessionSummary>, 
             return (found, format!("{last:x}"));
         }
         let held = entries.iter().filter(|(_, entry)| entry.granted_wall_ms.is_some()).count();
-        let state = if known.keys.is_empty() { lease::State::Created } else { lease::State::Active };
         // One that gave no name is known by what its entries say.
         let named: BTreeSet<String> = entries.iter().map(|(_, entry)| text(&entry.holder)).collect();
         let client_id = match known.client.is_empty() {
@@ -204,7 +203,6 @@ pub fn sessions(view: &View, after: i64, limit: usize) -> (Vec<SessionSummary>, 
             lease: Some(Lease {
                 id: known.lease,
                 client_id,
-                state: state.into(),
                 keys: known.keys.iter().map(|key| text(key)).collect(),
                 ..Lease::default()
             }),

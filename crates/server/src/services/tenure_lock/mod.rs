@@ -27,7 +27,9 @@ use tenure_api::tenure::v1::{
     SignResponse, UnlockRequest, UnlockResponse, WatchRequest, WatchResponse,
 };
 use tenure_machine::lock::entry_key;
-use tenure_machine::{BusyReply, Command, LeaseGrant, LeaseId, Lock, LockEntry, Mode, Refusal, Reply, Revision, View};
+use tenure_machine::{
+    BusyReply, Command, LeaseGrant, LeaseId, Lock, LockEntry, Mode, Refusal, Reply, Revision, Unlock, View,
+};
 use tenure_replica::{Consistency, Failure};
 use tonic::transport::server::TcpConnectInfo;
 use tonic::{Request, Response, Status, Streaming};
@@ -39,9 +41,9 @@ use super::observe_election::{Words, observe};
 use super::produced::{Emitter, Produced, produced};
 use super::{Shared, authorize};
 use crate::member::{At, Locked};
+use crate::metrics::Concluded;
 pub(super) use session::Connected;
 pub use session::Sessions;
-use crate::metrics::Concluded;
 pub(crate) use session::asked;
 
 /// Its messages are read and written by [`session`] itself, see [`framed`].
@@ -71,8 +73,11 @@ impl LockService for TenureLockService {
 
     async fn unlock(&self, request: Request<UnlockRequest>) -> Result<Response<UnlockResponse>, Status> {
         authorize("Unlock", request.metadata())?;
-        let UnlockRequest { name, more_names, fencing_token } = request.into_inner();
+        let UnlockRequest { name, more_names, fencing_token, lease_id } = request.into_inner();
         let unlock = request::unlock(name, more_names, fencing_token, 0)?;
+        if let Some(lease) = lease_id {
+            self.check_holder(&unlock, lease).await?;
+        }
         let at = self.0.member.submit(Command::Unlock(unlock)).await.map_err(failed)?;
         match at.value {
             Reply::Unlocked { released } => {
@@ -346,6 +351,18 @@ impl TenureLockService {
         }
         let signed = sign::sign_standing(&self.0, &asked.name, asked.lease, token).await?;
         Ok(signed.map_or(String::new(), |(_, signature)| signature))
+    }
+
+    /// Refuses an unlock of somebody else's grant. A token belongs to one lease for good, so what is seen here holds
+    /// when the unlock is applied.
+    async fn check_holder(&self, unlock: &Unlock, lease: LeaseId) -> Result<(), Status> {
+        let at = self.0.member.view(Consistency::Linearizable).await.map_err(failed)?;
+        let is_free = |name: &Bytes| at.value.lock_counts(name).1 == 0;
+        let is_own = |name: &Bytes| at.value.lock_grant(&entry_key(name, lease), unlock.token).is_some();
+        match unlock.names.iter().all(|name| is_free(name) || is_own(name)) {
+            true => Ok(()),
+            false => Err(errors::NOT_THE_HOLDER.into()),
+        }
     }
 
     /// An entry as it is now, with the time that is left of its lease.
