@@ -92,6 +92,16 @@ pub fn run_with(
     ready: impl FnOnce(SocketAddr),
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
+    run_announced(config, |_| {}, ready, shutdown)
+}
+
+/// As [`run_with`]; calls `answers` before that, as soon as the member answers. `shutdown` is polled only afterwards.
+pub fn run_announced(
+    config: Config,
+    answers: impl FnOnce(SocketAddr),
+    ready: impl FnOnce(SocketAddr),
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), RunError> {
     let mut config = config.without_schemes();
     config.validate()?;
     let control = background::runtime().map_err(RunError::Control)?;
@@ -104,7 +114,7 @@ pub fn run_with(
         if let Ok(peer_listener) = &peer_listener {
             config.peer_listen = peer_listener.address();
         }
-        live(Arc::new(config), found, listener, peer_listener, ready, shutdown).await
+        live(Arc::new(config), found, listener, peer_listener, (answers, ready), shutdown).await
     })
 }
 
@@ -143,7 +153,7 @@ async fn live(
     found: Option<Found>,
     listener: Listener,
     peer_listener: Result<Listener, ListenError>,
-    ready: impl FnOnce(SocketAddr),
+    (answers, ready): (impl FnOnce(SocketAddr), impl FnOnce(SocketAddr)),
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
     let keyring = config.signing_key.as_deref().map(tenure_fence::read_keyring).transpose()?;
@@ -234,6 +244,7 @@ async fn live(
         let own = members.iter().find(|known| known.id == identity.member_id && !known.name.is_empty());
         let name = own.map_or(config.name.as_str(), |own| own.name.as_str());
         tracing::info!(name, address = %listener.address(), threads, "the member answers");
+        answers(listener.address());
         let announced = announce(leader.clone(), || ready(listener.address()));
         let end = match early_fault {
             Some(fault) => Err(fault.into()),

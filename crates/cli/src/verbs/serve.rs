@@ -10,7 +10,7 @@ use anyhow::{Context, anyhow};
 use clap::Args;
 use tenure_server::config::{Config, TENURE_VERSION, Unsaid};
 use tenure_server::data::DataError;
-use tenure_server::run::{RunError, run_with};
+use tenure_server::run::{RunError, run_announced};
 use tenure_server::units::parse_duration;
 use tenure_storage::{Fault, OpenError};
 use toml::{Table, Value};
@@ -150,13 +150,11 @@ impl Serve {
         let config: Config = settings.try_into().map_err(|error: toml::de::Error| anyhow!("{}", error.message()))?;
         let config = Config { unsaid, ..config };
         let greeting = Greeting::of(&config);
-        // Received from the moment the member is said to be ready; before that, a signal just ends it.
+        // Received from the moment the member answers; before that, a signal just ends it.
         let signals = Cell::new(None);
-        let ready = |address| {
-            signals.set(Signals::receive());
-            greeting.show(address);
-        };
-        let served = run_with(config, ready, async { shutdown(signals.take()).await });
+        let answers = |_| signals.set(Signals::receive());
+        let ready = |address| greeting.show(address);
+        let served = run_announced(config, answers, ready, async { shutdown(signals.take()).await });
         match served {
             // It goes because somebody asked for it: a supervisor that restarts what has failed lets it go.
             Err(removed @ RunError::Removed) => {

@@ -432,7 +432,8 @@ fn header_at(shared: &Shared, revision: Revision, raft_term: u64) -> Option<Head
 /// In the words of this service: a refusal says what to do about it.
 fn failed(failure: Failure) -> Status {
     match failure {
-        Failure::Refused(Refusal::Deadlock { cycle }) => Status::failed_precondition(format!("deadlock: {cycle}")),
+        // Refusals whose words say what is held.
+        Failure::Refused(refusal @ Refusal::Deadlock { .. }) => Status::failed_precondition(refusal.to_string()),
         Failure::EntryEnded(cause) => {
             Status::failed_precondition(format!("the place in the queue is gone: {}", describe::end_in_words(cause)))
         }
