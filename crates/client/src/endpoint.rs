@@ -46,8 +46,17 @@ pub fn parse(text: &str) -> Result<Address, Error> {
     let uri: Uri = format!("http://{bare}").parse().map_err(|error| refused(text, &format!("{error}")))?;
     match (uri.host(), uri.port_u16(), uri.path()) {
         (Some(host), Some(_), "/") if !host.is_empty() => Ok(Address { text: bare.to_owned(), uri }),
-        (_, None, _) => Err(refused(text, "the port is missing")),
+        (_, None, _) => Err(refused(text, &missing_port(bare))),
         _ => Err(refused(text, "this is not an address")),
+    }
+}
+
+/// An address without a port that can be: there is none, or its number is too large.
+fn missing_port(bare: &str) -> String {
+    let port = bare.rsplit_once(':').map(|(_, port)| port).filter(|port| !port.is_empty());
+    match port.filter(|port| port.bytes().all(|byte| byte.is_ascii_digit())) {
+        Some(port) => format!("the port {port} is not between 1 and 65535"),
+        None => "the port is missing".to_owned(),
     }
 }
 
@@ -72,6 +81,8 @@ mod tests {
             ("", "no endpoint"),
             (" , ", "no endpoint"),
             ("localhost", "port is missing"),
+            ("localhost:", "port is missing"),
+            ("localhost:99999", "the port 99999 is not between 1 and 65535"),
             ("https://localhost:1", "TLS"),
             ("ftp://localhost:1", "ftp://"),
             ("localhost:1/path", "not an address"),
