@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::output::{self, Format, Listing};
+use crate::output::{self, Format, Listing, note};
 use tenure_server::units::parse_duration;
 
 const CLEAR_SCREEN: &str = "\x1b[H\x1b[2J\x1b[3J";
@@ -48,7 +48,7 @@ impl Follow {
                 Err(error) => {
                     let text = format!("{error:#}");
                     if text != failure {
-                        eprintln!("{text}");
+                        note(format_args!("{text}"));
                         failure = text;
                     }
                 }

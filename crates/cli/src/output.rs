@@ -4,6 +4,7 @@
 //! fields). `json` is the whole result as one document, `jsonl` one line for each row, `wide` a
 //! table with the columns that are rarely needed.
 
+use std::fmt;
 use std::io::{self, IsTerminal, Write};
 
 use clap::ValueEnum;
@@ -133,7 +134,12 @@ impl Record {
     }
 }
 
-/// Writes data, and at once: somebody may be reading line by line.
+/// Writes a line to stderr. Unlike `eprintln!` it does not panic if stderr is closed or full.
+pub fn note(text: impl fmt::Display) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// Writes data and flushes it, for readers that go line by line.
 pub fn print(text: &str) -> io::Result<()> {
     print_bytes(text.as_bytes())
 }

@@ -129,6 +129,25 @@ fn assert_pure(file: &Path) {
     }
 }
 
+/// These panic where the reader is gone, and a panic ends a server. `tracing` logs, `output::note` tells.
+const PRINTING: &[&str] = &["eprintln!", "println!", "eprint!", "print!", "dbg!"];
+
+#[test]
+fn nothing_is_printed_by_a_macro_that_panics() {
+    let mut files = Vec::new();
+    for room in ["cli", "server", "client", "storage", "fence"] {
+        sources(&rooms()[room].join("src"), &mut files);
+    }
+    for file in files {
+        let source = fs::read_to_string(&file).expect("readable");
+        let code = source.split("#[cfg(test)]").next().unwrap_or_default();
+        for (number, line) in code.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//")) {
+            let found = PRINTING.iter().find(|printing| line.contains(**printing));
+            assert!(found.is_none(), "{}:{}: {}", file.display(), number + 1, line.trim());
+        }
+    }
+}
+
 /// Files are asked what they would split into before they become rooms of their own. Tests do not count.
 #[test]
 fn no_source_file_outgrows_its_reader() {

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 use clap::Args;
 use tenure_client::{Client, LockRequest};
 
+use crate::output::note;
 use crate::progress::Progress;
 use tenure_server::units::{format_duration, parse_duration};
 
@@ -102,7 +103,7 @@ pub async fn show_waiting(client: &Client, name: &str) {
 pub fn warn_of_short_ttl(is_failover_safe: bool, ttl: Duration) {
     if !is_failover_safe {
         let ttl = format_duration(ttl);
-        eprintln!("a TTL of {ttl} is not failover-safe: the lock may be lost while a new leader is elected");
+        note(format_args!("a TTL of {ttl} is not failover-safe: the lock may be lost while a new leader is elected"));
     }
 }
 

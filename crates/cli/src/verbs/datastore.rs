@@ -15,6 +15,7 @@ use tenure_server::config::TENURE_VERSION;
 use tenure_server::units::parse_size;
 
 use super::serving::{ClientOptions, Signals, checked_address, checked_size, shutdown};
+use crate::output::note;
 use crate::settings::Global;
 use crate::{logging, notify};
 
@@ -144,11 +145,11 @@ fn greet(address: SocketAddr, data_dir: &Path, signed: bool) {
         tracing::info!(version = TENURE_VERSION, %address, %data, signed, "ready");
         return;
     }
-    eprintln!("tenure {TENURE_VERSION}, data store");
-    eprintln!("  writes   POST http://{address}/write{}", if signed { "  (signed tokens only)" } else { "" });
-    eprintln!("  reads    GET http://{address}/read?key=KEY, GET http://{address}/keys");
-    eprintln!("  data     {data}");
-    eprintln!("  stop     Ctrl-C");
+    note(format_args!("tenure {TENURE_VERSION}, data store"));
+    note(format_args!("  writes   POST http://{address}/write{}", if signed { "  (signed tokens only)" } else { "" }));
+    note(format_args!("  reads    GET http://{address}/read?key=KEY, GET http://{address}/keys"));
+    note(format_args!("  data     {data}"));
+    note(format_args!("  stop     Ctrl-C"));
 }
 
 /// Adds what to do, where the error itself cannot know our flags.

@@ -22,6 +22,7 @@ use tenure_client::{CancelAt, Client, LockError, LockGuard};
 use super::asking::{Asking, short, show_waiting, warn_of_short_ttl};
 use super::bound::itself;
 use super::holding::{BUSY, FAREWELL, LOST};
+use crate::output::note;
 use crate::settings::{Global, Session};
 use child::Running;
 use signals::{Signals, parse_signal};
@@ -147,7 +148,10 @@ impl Exec {
                 Ok(LOST)
             }
             (code, Ok(Err(error))) => {
-                eprintln!("the lock ends with its lease, within {}: {error}", format_duration(self.asking.ttl));
+                note(format_args!(
+                    "the lock ends with its lease, within {}: {error}",
+                    format_duration(self.asking.ttl)
+                ));
                 Ok(code)
             }
             (code, Err(_)) => Ok(code),
@@ -196,10 +200,10 @@ impl Exec {
                 _ = &mut ended => break,
                 () = guard.warned(), if !warned && cancelled.is_none() => {
                     warned = true;
-                    eprintln!(
+                    note(format_args!(
                         "no word from the server: the command will be ended in {} unless it is heard again",
                         short(guard.deadline().remaining().saturating_sub(grace)),
-                    );
+                    ));
                 }
                 signal = signals.next() => running.signal(signal),
                 later = guard.renewed_after(deadline) => {

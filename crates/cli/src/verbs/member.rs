@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tenure_client::{Client, Error, Member as Listed, Members};
 
 use crate::follow::Follow;
-use crate::output::{Column, Format, Listing, Record, column};
+use crate::output::{Column, Format, Listing, Record, column, note};
 use crate::settings::{Global, Session};
 
 const EXAMPLE: &str = "\
@@ -198,7 +198,7 @@ async fn list(client: &Client, is_told: &Cell<bool>) -> anyhow::Result<Listing> 
 async fn last_known(client: &Client, is_told: &Cell<bool>) -> anyhow::Result<Members> {
     let known = client.known_members().await?;
     if !is_told.replace(true) {
-        eprintln!("nobody leads: these are the members as one of them knew them last");
+        note(format_args!("nobody leads: these are the members as one of them knew them last"));
     }
     Ok(known)
 }

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::lease::parse_lease;
 use super::pairs;
-use crate::output::Record;
+use crate::output::{Record, note};
 use crate::settings::{Global, Session};
 
 const EXAMPLE: &str = "\
@@ -88,7 +88,7 @@ impl Put {
 
 fn read_value(unasked: bool) -> anyhow::Result<Vec<u8>> {
     if unasked && io::stdin().is_terminal() {
-        eprintln!("reading the value from the terminal; end it with Ctrl-D");
+        note(format_args!("reading the value from the terminal; end it with Ctrl-D"));
     }
     let mut value = Vec::new();
     io::stdin().lock().read_to_end(&mut value).context("cannot read the value from standard input")?;

@@ -16,6 +16,7 @@ use tenure_storage::{Fault, OpenError};
 use toml::{Table, Value};
 
 use super::serving::{ClientOptions, Signals, checked_address, checked_size, shutdown};
+use crate::output::note;
 use crate::settings::Global;
 use crate::{logging, notify};
 
@@ -246,11 +247,11 @@ impl Greeting {
             false => format!(" --endpoints {endpoint}"),
         };
         let member = self.name.as_ref().map_or(String::new(), |name| format!(", member {name}"));
-        eprintln!("tenure {TENURE_VERSION}{member}");
-        eprintln!("  clients  {endpoint}  (gRPC as etcd v3, JSON at /v3/, metrics at /metrics)");
-        eprintln!("  data     {data}");
-        eprintln!("  try      tenure{flag} put greeting hello");
-        eprintln!("  stop     Ctrl-C");
+        note(format_args!("tenure {TENURE_VERSION}{member}"));
+        note(format_args!("  clients  {endpoint}  (gRPC as etcd v3, JSON at /v3/, metrics at /metrics)"));
+        note(format_args!("  data     {data}"));
+        note(format_args!("  try      tenure{flag} put greeting hello"));
+        note(format_args!("  stop     Ctrl-C"));
     }
 }
 

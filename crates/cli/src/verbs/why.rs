@@ -9,7 +9,7 @@ use tenure_client::{Client, Holder, LockDescription};
 use super::asking::{age, parse_name, short};
 use super::people;
 use crate::bytes_text::printable;
-use crate::output::Record;
+use crate::output::{Record, note};
 use crate::settings::{Global, Session};
 
 const EXAMPLE: &str = "\
@@ -45,7 +45,7 @@ impl Why {
         let Session { client, format } = global.session().await?;
         if let Some(token) = self.force_release {
             client.force_release(&self.name, token).await?;
-            eprintln!("took {} from the holder with token {token}", self.name);
+            note(format_args!("took {} from the holder with token {token}", self.name));
         }
         let lock = client.describe_lock(&self.name).await?;
         let blocked = blocked(&client, &lock).await?;

@@ -14,6 +14,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, kill_process, 
 use tokio::sync::oneshot;
 
 use super::signals;
+use crate::output::note;
 use crate::verbs::bound::{bind_to, itself};
 
 /// The hidden verb under which this binary becomes the command.
@@ -98,14 +99,14 @@ pub fn code_of(status: ExitStatus) -> u8 {
 pub fn main(arguments: &[OsString]) -> ExitCode {
     let [parent, program, arguments @ ..] = arguments else { return ExitCode::from(CANNOT) };
     if let Err(error) = bind_to(parent) {
-        eprintln!("tenure: cannot bind the command to this process: {error}");
+        note(format_args!("tenure: cannot bind the command to this process: {error}"));
         return ExitCode::from(CANNOT);
     }
     if let Err(error) = kill_process(getpid(), Signal::STOP) {
-        eprintln!("tenure: cannot wait for the watchdog: {error}");
+        note(format_args!("tenure: cannot wait for the watchdog: {error}"));
         return ExitCode::from(CANNOT);
     }
     let error = Command::new(program).args(arguments).exec();
-    eprintln!("tenure: cannot run {}: {error}", program.display());
+    note(format_args!("tenure: cannot run {}: {error}", program.display()));
     ExitCode::from(if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE })
 }

@@ -9,6 +9,7 @@ use std::io::{self, IsTerminal};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode, Stdio};
 
+use crate::output::note;
 use rustix::process::{Pid, getpgrp};
 use rustix::termios::{tcgetpgrp, tcsetpgrp};
 
@@ -40,7 +41,7 @@ impl Lent {
             .stderr(Stdio::null())
             .status();
         if let Err(error) = helper {
-            eprintln!("cannot take the terminal back: {error}");
+            note(format_args!("cannot take the terminal back: {error}"));
         }
     }
 }
