@@ -10,6 +10,7 @@
 
 mod bytes_text;
 mod follow;
+mod keyboard;
 mod logging;
 mod notify;
 mod output;

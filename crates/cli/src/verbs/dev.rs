@@ -18,9 +18,10 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::exec::signals::{self, Signals};
 use super::serving::ClientOptions;
+use crate::keyboard::Keyboard;
 use crate::output::{self, Column, Format, Listing, color_on_stderr, color_on_stdout, column, note, number};
 use crate::settings::Global;
-use keys::{Keyboard, Order};
+use keys::Order;
 use layout::Layout;
 use member::{Heard, Member, News, Role};
 use saying::{Saying, WARNING};

@@ -39,6 +39,7 @@ use anyhow::Context;
 use clap::{ArgMatches, Subcommand};
 
 use crate::settings::Global;
+pub use exec::signals;
 
 #[derive(Subcommand)]
 pub enum Verb {
