@@ -45,6 +45,7 @@ const VERBS: &[&[&str]] = &[
     &["datastore"],
     &["bench"],
     &["completion"],
+    &["version"],
 ];
 
 #[test]

@@ -29,6 +29,7 @@ mod snapshot;
 mod status;
 mod txn;
 mod unlock;
+mod version;
 mod watch;
 mod why;
 
@@ -65,6 +66,7 @@ pub enum Verb {
     Datastore(Box<datastore::Datastore>),
     Bench(bench::Bench),
     Completion(completion::Completion),
+    Version(version::Version),
 }
 
 /// Runs what this binary does under its hidden verbs; None if none of them is asked for.
@@ -82,6 +84,11 @@ pub fn check(matches: &ArgMatches) -> anyhow::Result<()> {
 }
 
 impl Verb {
+    /// Whether it runs until it is stopped, for other processes to talk to.
+    pub fn serves(&self) -> bool {
+        matches!(self, Verb::Serve(_) | Verb::Dev(_) | Verb::Datastore(_))
+    }
+
     pub fn run(self, global: Global) -> anyhow::Result<ExitCode> {
         match self {
             Verb::Serve(serve) => serve.run(&global),
@@ -106,6 +113,7 @@ impl Verb {
             Verb::Datastore(datastore) => block_on(datastore.run(global)),
             Verb::Bench(bench) => bench.run(&global),
             Verb::Completion(completion) => completion.run(),
+            Verb::Version(version) => version.run(&global),
         }
     }
 }
