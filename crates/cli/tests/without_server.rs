@@ -86,7 +86,7 @@ fn wrong_command_lines_end_with_2_and_say_why() {
         (&["unlock", "a"], "--token"),
         (&["elect", "a"], "<VALUE>"),
         (&["elect", "--observe", "a", "b"], "--observe"),
-        (&["serve", "--listen", "localhost"], "127.0.0.1:2379"),
+        (&["serve", "--listen", "localhost"], "expected ADDRESS:PORT, for example 127.0.0.1:2379"),
         (&["serve", "--quota", "8"], "use a number with"),
         (&["bench", "dance"], "put, get, lock"),
         (&["bench", "put", "--seconds", "1", "--requests", "1"], "--requests"),

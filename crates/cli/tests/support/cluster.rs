@@ -53,6 +53,11 @@ impl Cluster {
         self.directory.path()
     }
 
+    /// Where the other members find this one.
+    pub fn peer(&self, index: usize) -> String {
+        self.peers[index].clone()
+    }
+
     pub fn endpoints(&self) -> String {
         self.servers.iter().map(|server| server.address.as_str()).collect::<Vec<_>>().join(",")
     }
