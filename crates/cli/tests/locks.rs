@@ -66,17 +66,34 @@ fn why_tells_what_the_holder_itself_waits_for() {
 }
 
 #[test]
-fn unlocking_needs_the_token_of_the_holder() {
+fn unlocking_needs_the_token_and_the_lease_of_the_holder_or_force() {
     let place = Place::start();
-    let mut holding = place.running(&["lock", "a"]);
-    let token = holding.line();
+    let mut holding = place.running(&["lock", "a", "-o", "jsonl", "--holder", "ci-7"]);
+    let granted: serde_json::Value = serde_json::from_str(&holding.line()).unwrap();
+    let (token, lease) = (granted["token"].to_string(), granted["lease"].as_str().unwrap());
     for force in [&[][..], &["--force"]] {
         let said = place.tenure(&[&["unlock", "a", "--token", "1"], force].concat()).failed(1);
         assert!(said.contains("a is not held with token 1") && said.contains("tenure why a"), "{said}");
     }
-    assert_eq!(place.tenure(&["unlock", "a", "--token", &token]).ok(), "released a\n");
+    for wrong in [&[][..], &["--lease", "1234"]] {
+        let said = place.tenure(&[&["unlock", "a", "--token", &token], wrong].concat()).failed(1);
+        assert!(said.contains("ci-7 holds a") && said.contains("Use --force to end it anyway."), "{said}");
+    }
+    assert_eq!(place.json(&["why", "a"])["holders"][0]["holder"], "ci-7", "nothing has changed");
+    assert_eq!(place.tenure(&["unlock", "a", "--token", &token, "--lease", lease]).ok(), "released a\n");
     assert!(place.tenure(&["unlock", "a", "--token", &token]).failed(1).contains("a is free already"));
     assert_eq!(holding.let_go(), Some(122), "the holder is told that it had lost the lock");
+
+    let script = format!("{} unlock a --token $TENURE_TOKEN", env!("CARGO_BIN_EXE_tenure"));
+    let said = place.tenure(&["exec", "a", "--", "sh", "-c", &script]);
+    assert!(said.stdout.contains("released a"), "a command may give its own lock back: {}", said.stderr);
+
+    let mut holding = place.running(&["lock", "a"]);
+    let token = holding.line();
+    let said = place.tenure(&["unlock", "a", "--token", &token, "--force"]).ok();
+    assert!(said.starts_with("took a from "), "{said}");
+    assert_eq!(place.json(&["why", "a"])["recent"][0]["end"], "forced");
+    assert_eq!(holding.code(), Some(122));
 
     let mut holding = place.running(&["lock", "a", "--ttl", "3s"]);
     let token = holding.line();
