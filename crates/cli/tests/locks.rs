@@ -5,6 +5,7 @@ mod support;
 
 use std::time::Duration;
 
+use rustix::process::Signal;
 use support::place::Place;
 
 #[test]
@@ -100,6 +101,64 @@ fn unlocking_needs_the_token_and_the_lease_of_the_holder_or_force() {
     let why = place.tenure(&["why", "a", "--force-release", &token]).ok();
     assert!(why.contains("a is free") && why.contains("forced"), "{why}");
     assert_eq!(holding.code(), Some(122), "the holder notices without being asked");
+}
+
+/// As in a script that puts it into the background.
+#[test]
+fn without_an_input_a_lock_and_a_leadership_are_held_until_a_signal() {
+    let place = Place::start();
+    for verb in [&["lock", "a"][..], &["elect", "e", "node-1"]] {
+        let mut holding = place.running_without_input(verb);
+        holding.line();
+        for _ in 0..3 {
+            let holders = place.json(&["why", verb[1]])["holders"].clone();
+            assert_eq!(holders.as_array().unwrap().len(), 1, "{verb:?}");
+        }
+        holding.signal(Signal::TERM);
+        assert_eq!(holding.code(), Some(0));
+        assert_eq!(place.json(&["why", verb[1]])["holders"], serde_json::json!([]));
+    }
+}
+
+#[test]
+fn how_long_an_ended_tenure_lasted_does_not_change_any_more() {
+    let place = Place::start();
+    let mut holding = place.running(&["lock", "a"]);
+    holding.line();
+    assert_eq!(holding.let_go(), Some(0));
+    let held = || place.json(&["why", "a"])["recent"][0]["held_ms"].as_u64().unwrap();
+    let first = held();
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(held(), first);
+}
+
+#[test]
+fn an_ask_for_another_number_of_slots_is_told_that_they_differ() {
+    let place = Place::start();
+    let mut holding = place.running(&["lock", "--slots", "3", "a"]);
+    holding.line();
+    let said = place.tenure(&["lock", "-n", "--slots", "5", "a"]).failed(75);
+    assert!(said.contains("a has 3 slots for its holders, and 5 were asked for"), "{said}");
+    let said = place.tenure(&["exec", "-w", "50ms", "--slots", "5", "a", "--", "true"]).failed(75);
+    assert!(said.contains("a has 3 slots for its holders, and 5 were asked for"), "{said}");
+    let said = place.tenure(&["lock", "-n", "a"]).failed(75);
+    assert!(said.contains("a has 3 slots for its holders, and the whole lock was asked for"), "{said}");
+}
+
+#[test]
+fn the_holder_is_the_user_at_the_host_unless_it_is_named() {
+    let place = Place::start();
+    let holder = |command: &mut std::process::Command| {
+        let mut holding = shell::Running::start(std::mem::replace(command, support::tenure()));
+        holding.line();
+        let holder = place.json(&["why", "a"])["holders"][0]["holder"].as_str().unwrap().to_owned();
+        assert_eq!(holding.let_go(), Some(0));
+        holder
+    };
+    let named = holder(place.command(&["lock", "a"]).env("USER", "ada"));
+    assert!(named.starts_with("ada@") && named.contains(':'), "{named}");
+    assert_eq!(holder(place.command(&["lock", "a"]).env("TENURE_HOLDER", "nightly")), "nightly");
+    assert_eq!(holder(place.command(&["lock", "a", "--holder", "x"]).env("TENURE_HOLDER", "nightly")), "x");
 }
 
 #[test]

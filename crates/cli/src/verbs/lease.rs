@@ -21,7 +21,7 @@ Examples:
 
 /// Grant, renew, look at and revoke leases
 ///
-/// A lease is a time after which its keys are deleted, unless somebody renews it.
+/// A lease is a time after which its keys are deleted, unless it is renewed.
 #[derive(Args)]
 #[command(before_help = EXAMPLE, subcommand_required = true, arg_required_else_help = true)]
 pub struct Lease {

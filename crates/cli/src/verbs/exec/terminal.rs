@@ -1,6 +1,6 @@
 //! The terminal, lent to the command: a process group that is not in the foreground cannot read it.
 //!
-//! To lend it is one call, because we are in the foreground. Afterwards we are not, and whoever is
+//! To lend it is one call, because we are in the foreground. Afterwards we are not, and a process that is
 //! in the background and takes the terminal is stopped for it; so a helper that joins the command's
 //! group, while that still exists, gives it back.
 
