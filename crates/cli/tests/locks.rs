@@ -162,6 +162,26 @@ fn the_holder_is_the_user_at_the_host_unless_it_is_named() {
 }
 
 #[test]
+fn places_of_locks_are_deleted_only_by_force() {
+    let place = Place::start();
+    place.tenure(&["put", "deploy/config", "x"]).ok();
+    let mut holding = place.running(&["lock", "deploy/prod", "--holder", "ci-7"]);
+    holding.line();
+    let mut waiting = place.running(&["lock", "deploy/prod", "--holder", "ci-8"]);
+    place.until_waiters("deploy/prod", 1);
+    for keys in [&["--prefix", "deploy/"][..], &["--all"], &["deploy/", "--to", "deploy0"]] {
+        let said = place.tenure(&[&["del"], keys].concat()).failed(1);
+        assert!(said.contains("deploy/prod") && said.contains("ci-7 holds it"), "{said}");
+        assert!(said.contains("Use --force to delete them anyway."), "{said}");
+    }
+    assert_eq!(place.tenure(&["get", "deploy/config", "--value-only"]).ok(), "x\n", "nothing was deleted");
+    assert_eq!(place.tenure(&["del", "deploy/config"]).ok().split(',').next(), Some("deleted 1"));
+    place.tenure(&["del", "--prefix", "deploy/", "--force"]).ok();
+    assert_eq!((holding.let_go(), waiting.code()), (Some(122), Some(1)));
+    place.tenure(&["del", "--prefix", "deploy/"]).ok();
+}
+
+#[test]
 fn sessions_are_listed_with_what_they_hold() {
     let place = Place::start();
     let mut holding = place.running(&["lock", "a", "--also", "b", "--holder", "ci-7"]);
