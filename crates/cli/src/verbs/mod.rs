@@ -3,6 +3,7 @@
 //! To add one: a file with its arguments (help with an example first) and a `run`, and a line in
 //! the enum and the two lists beneath.
 
+mod alarm;
 mod asking;
 mod bench;
 mod bound;
@@ -62,6 +63,7 @@ pub enum Verb {
     Compact(compact::Compact),
     Status(status::Status),
     Member(member::Member),
+    Alarm(alarm::Alarm),
     Snapshot(snapshot::Snapshot),
     Datastore(Box<datastore::Datastore>),
     Bench(bench::Bench),
@@ -109,6 +111,7 @@ impl Verb {
             Verb::Compact(compact) => block_on(compact.run(global)),
             Verb::Status(status) => block_on(status.run(global)),
             Verb::Member(member) => block_on(member.run(global)),
+            Verb::Alarm(alarm) => block_on(alarm.run(global)),
             Verb::Snapshot(snapshot) => snapshot.run(global),
             Verb::Datastore(datastore) => block_on(datastore.run(global)),
             Verb::Bench(bench) => bench.run(&global),
