@@ -8,6 +8,7 @@ mod asking;
 mod bench;
 mod bound;
 mod compact;
+mod complete;
 mod completion;
 mod datastore;
 mod del;
@@ -69,6 +70,7 @@ pub enum Verb {
     Bench(bench::Bench),
     Completion(completion::Completion),
     Version(version::Version),
+    Complete(complete::Complete),
 }
 
 /// Runs what this binary does under its hidden verbs; None if none of them is asked for.
@@ -117,6 +119,7 @@ impl Verb {
             Verb::Bench(bench) => bench.run(&global),
             Verb::Completion(completion) => completion.run(),
             Verb::Version(version) => version.run(&global),
+            Verb::Complete(complete) => block_on(complete.run(global)),
         }
     }
 }
