@@ -26,6 +26,11 @@ pub fn start(filter: &str) -> anyhow::Result<()> {
     started.context("cannot start logging")
 }
 
+/// The level that is asked for without a flag: `TENURE_LOG` is the older name of `TENURE_LOG_LEVEL`, which clap reads.
+pub fn level_in_environment() -> Option<String> {
+    std::env::var("TENURE_LOG").ok().filter(|level| !level.is_empty())
+}
+
 /// Lines that could not be written since the last one that was.
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 

@@ -46,7 +46,7 @@ pub struct Datastore {
     #[command(flatten)]
     flags: Flags,
     /// error, warn, info, debug or trace
-    #[arg(long, env = "TENURE_LOG", value_name = "LEVEL")]
+    #[arg(long, env = "TENURE_LOG_LEVEL", value_name = "LEVEL")]
     log_level: Option<String>,
     #[command(flatten)]
     _client_options: ClientOptions,
@@ -80,7 +80,8 @@ struct Flags {
 
 impl Datastore {
     pub async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
-        logging::start(self.log_level.as_deref().unwrap_or("info"))?;
+        let level = self.log_level.or_else(logging::level_in_environment);
+        logging::start(level.as_deref().unwrap_or("info"))?;
         let file: Flags = global.file()?.datastore.try_into().map_err(|error| anyhow!("in [datastore]: {error}"))?;
         let config = self.flags.over(file).config()?;
         let (data_dir, signed) = (config.data_dir.clone(), config.signing.is_some());
