@@ -14,6 +14,7 @@ pub mod checks;
 pub mod describe;
 pub mod durable;
 pub mod events;
+pub mod fates;
 pub mod faults;
 pub mod member;
 pub mod model;

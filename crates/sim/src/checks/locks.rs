@@ -65,6 +65,7 @@ impl Check for Locks {
             Seen::Issued { call: Call { request: Request::Propose(Command::Leave(leave)), .. }, .. } => {
                 self.left_by_clients.insert(leave.call);
             }
+            Seen::Disowned { call } => drop(self.left_by_clients.insert(*call)),
             Seen::Applied { command: Some(Command::Leave(leave)), outcome, .. }
                 if matches!(outcome.reply, Ok(Reply::Left { left: true }))
                     && !self.left_by_clients.contains(&leave.call) =>

@@ -10,6 +10,7 @@ mod leases;
 mod linearizability;
 mod liveness;
 mod locks;
+mod places;
 mod reads;
 mod revisions;
 mod shown;
@@ -21,6 +22,7 @@ use std::ops::RangeInclusive;
 use tenure_machine::{Command, LeaseId, MemberId};
 use tenure_replica::{Answer, CallId, Notice, Replica, StreamId, WatchRequest};
 
+use crate::fates::Fates;
 use crate::model::Outcome;
 use crate::plan::Plan;
 use crate::reference::Reference;
@@ -36,6 +38,8 @@ pub trait Check {
 
 pub fn all() -> Vec<Box<dyn Check>> {
     vec![
+        // First, because a place that is left behind keeps others waiting.
+        Box::new(places::Places),
         Box::new(reads::Reads),
         Box::new(revisions::Revisions::default()),
         Box::new(watches::Watches::default()),
@@ -68,6 +72,10 @@ pub enum Seen<'a> {
     Cancelled {
         id: CallId,
         call: &'a Call,
+    },
+    /// A client gives up a Lock call whose answer is on its way, and asks for the place to be left.
+    Disowned {
+        call: u128,
     },
     /// An entry took effect for the first time anywhere.
     Applied {
@@ -133,4 +141,5 @@ pub struct Context<'a> {
     pub now_us: u64,
     pub reference: &'a Reference,
     pub plan: &'a Plan,
+    pub fates: &'a Fates,
 }

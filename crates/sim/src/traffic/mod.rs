@@ -14,10 +14,10 @@ mod watches;
 
 use std::collections::BTreeMap;
 
-use bytes::Bytes;
 use tenure_machine::{Command, LeaseId, MemberId, Revision};
 use tenure_replica::{Answer, CallId, Failure, Notice, StreamId, WatchRequest};
 
+use crate::fates::Chores;
 use crate::plan::Plan;
 use crate::planted::Planted;
 use crate::random::Random;
@@ -121,8 +121,8 @@ pub struct Known {
     pub now_us: u64,
     pub revision: Revision,
     pub compacted: Revision,
-    /// Places in queues that no lease will ever end.
-    pub stray: Vec<Bytes>,
+    /// What is left to do at the end.
+    pub chores: Chores,
     pub voters: Vec<MemberId>,
     pub learners: Vec<MemberId>,
     /// Members that will never come back.
@@ -269,6 +269,13 @@ impl Traffic {
         client.open.retain(|open| *open != id);
         client.waiting.remove(&id);
         client.doubt(&call.request);
+    }
+
+    /// A grant is on its way, and its client does not wait for it any more.
+    pub fn disowned(&mut self, client: usize, id: CallId) {
+        let client = &mut self.clients[client];
+        client.open.retain(|open| *open != id);
+        client.waiting.remove(&id);
     }
 
     pub fn answered(&mut self, id: CallId, call: &Call, answer: &Answer, now_us: u64) {

@@ -195,6 +195,7 @@ impl World {
         lost.iter().filter_map(|id| self.calls.get(id)).for_each(|call| self.traffic.lost(call));
         self.traffic.died(&lost, &cut_off, self.now_us);
         self.calls.retain(|_, call| call.member != id);
+        self.fates.died(id, self.now_us);
         self.streams.retain(|_, member| *member != id);
         let seen = Seen::Died { member: id, lost: &lost, cut_off: &cut_off };
         if let Err(broken) = see(&mut self.checks, &seen, &context!(self)).and_then(|()| self.believe()) {

@@ -17,11 +17,12 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bytes::Bytes;
-use tenure_machine::MemberId;
+use tenure_machine::{Lock, MemberId};
 use tenure_replica::{Answer, CallId, FIRST_INDEX, StreamId, WatchRequest};
 
 use crate::checks::{self, Check, Context, Seen};
 use crate::events::Events;
+use crate::fates::Fates;
 use crate::faults::{self, Fault};
 use crate::member::{Life, Member};
 use crate::network::Network;
@@ -60,6 +61,9 @@ pub struct World {
     trace: Trace,
     calls: BTreeMap<CallId, Call>,
     next_call: CallId,
+    /// Grants on their way to their clients.
+    telling: BTreeMap<CallId, Telling>,
+    fates: Fates,
     /// To which member each client goes first.
     homes: Vec<MemberId>,
     /// When each client's keeper is woken next, and until when each client stands still.
@@ -118,6 +122,14 @@ struct Told {
     id: CallId,
     call: Call,
     answer: Answer,
+}
+
+/// A grant on its way to its client, with the member that told it, in which of its lives.
+struct Telling {
+    client: usize,
+    member: MemberId,
+    life: u64,
+    lock: Lock,
 }
 
 enum Own {
@@ -219,6 +231,8 @@ impl World {
             trace: Trace::new(setting.lines),
             calls: BTreeMap::new(),
             next_call: 1,
+            telling: BTreeMap::new(),
+            fates: Fates::default(),
             homes: (0..plan.clients as u64).map(|client| 1 + client % plan.members).collect(),
             keep_due_us: vec![u64::MAX; plan.clients],
             clients_paused_us: vec![0; plan.clients],
@@ -393,7 +407,8 @@ impl World {
         match self.phase {
             Phase::Healed => {
                 self.stop_forgotten();
-                let calm = self.is_caught_up() && self.traffic.is_calm() && self.stray().is_empty();
+                let is_done = self.fates.chores(&self.reference.model).is_done();
+                let calm = self.is_caught_up() && self.traffic.is_calm() && is_done;
                 if calm && !self.is_log_hanging() || passed_us > ANSWERED_WITHIN_US * self.plan.slowness {
                     self.settle()?;
                 }
@@ -486,7 +501,12 @@ fn see(checks: &mut [Box<dyn Check>], seen: &Seen<'_>, context: &Context<'_>) ->
 /// What checks may look at. A macro, so that the borrow is of these fields alone.
 macro_rules! context {
     ($world:expr) => {
-        $crate::checks::Context { now_us: $world.now_us, reference: &$world.reference, plan: &$world.plan }
+        $crate::checks::Context {
+            now_us: $world.now_us,
+            reference: &$world.reference,
+            plan: &$world.plan,
+            fates: &$world.fates,
+        }
     };
 }
 use context;

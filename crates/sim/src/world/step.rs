@@ -5,9 +5,10 @@ use std::ops::RangeInclusive;
 use tenure_machine::MemberId;
 use tenure_replica::{Answer, Answered, CallId, Failure, Input, Notice, Output, Persist, StreamId, WatchRequest};
 
-use super::{Broken, Event, Own, Told, World, context, see};
+use super::{Broken, Event, Own, Telling, Told, World, context, see};
 use crate::checks::Seen;
 use crate::describe;
+use crate::fates::Fate;
 use crate::planted::Planted;
 use crate::request::{Call, Request};
 
@@ -83,7 +84,7 @@ impl World {
     fn taken(&mut self, id: MemberId, input: &Input) -> Result<(), Broken> {
         describe::input(&mut self.trace, self.now_us, id, input);
         match input {
-            Input::Cancel { call } => {
+            Input::Cancel { call } | Input::CancelLock { call, .. } => {
                 if let Some(call) = self.calls.get_mut(call) {
                     call.cancel_taken = Some(self.report.steps);
                 }
@@ -208,12 +209,23 @@ impl World {
             let index = view.applied_index();
             *within = index.clamp(*within.start(), *within.end())..=*within.end();
         }
+        if let Request::Lock(lock) = &call.request
+            && !call.cancelled
+        {
+            let fate = if granted { Fate::Granted } else { Fate::Over };
+            self.fates.become_of(lock, fate, self.now_us);
+        }
         let within = within.clone();
         self.compare_reply(&call, &answer, *within.end())?;
         see(&mut self.checks, &Seen::Answered { id, call: &call, answer: &answer, within }, &context!(self))?;
         if !call.cancelled {
             let (least_us, most_us) = self.plan.answer_us;
             let at_us = self.now_us + self.random.spread(least_us, most_us);
+            if let (Request::Lock(lock), true) = (&call.request, granted) {
+                let life = self.life(member).map_or(0, |life| life.number);
+                let (client, lock) = (call.client, lock.clone());
+                self.telling.insert(id, Telling { client, member, life, lock });
+            }
             self.events.at(at_us, Event::Told(Box::new(Told { id, call, answer })));
         }
         Ok(())
