@@ -79,6 +79,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
         Command::ResumeSession { lease: 7 },
         Command::ChangeMembers(MemberChange::Add { member: member.clone() }),
         Command::Publish(member),
+        Command::RaiseLevel { level: 1 },
+        Command::PinLevel { level: Some(1) },
     ];
     let origin = Some(Origin { member: 2, boot: 3, sequence: 4, settled_below: 4 });
     let encode = |(index, command)| {

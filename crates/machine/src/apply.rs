@@ -129,7 +129,8 @@ impl View {
             }
             Command::LeaseGrant(grant) => {
                 self.check_growth()?;
-                self.leases.grant(grant, change.wall_ms)?;
+                let revision = if self.level >= 1 { self.store.revision } else { 0 };
+                self.leases.grant(grant, change.wall_ms, revision)?;
                 change.lease_changes.push(LeaseChange::Granted { lease: grant.lease, ttl_ms: grant.ttl_ms });
                 Ok(Reply::LeaseGranted { lease: grant.lease, ttl_ms: grant.ttl_ms })
             }
@@ -167,6 +168,8 @@ impl View {
                 Ok(Reply::LeasesCheckpointed)
             }
             Command::ChangeMembers(change) => self.change_members(change).map(|()| Reply::MembersChanged),
+            Command::RaiseLevel { level } => self.raise_level(*level),
+            Command::PinLevel { level } => self.pin_level(*level),
         }
     }
 

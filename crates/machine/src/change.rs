@@ -174,7 +174,7 @@ impl View {
             key: kv.key.clone(),
             token: kv.create_revision,
             lease,
-            mode: lock.map_or(Mode::Exclusive, |lock| sane_mode(lock.mode)),
+            mode: lock.map_or(Mode::Exclusive, |lock| lock.mode.sane()),
             last_joiner: lock.map(|lock| lock.call),
             owner: lock.map_or_else(SharedBytes::default, |lock| shared(&lock.owner)),
             holder: place.map_or_else(SharedBytes::default, |place| place.holder.clone()),
@@ -200,17 +200,11 @@ impl View {
         let commit = self.store.commit(std::mem::take(&mut change.events));
         change.touched.sort_unstable_by(|a, b| lock::name_of(a).cmp(lock::name_of(b)));
         change.touched.dedup_by(|a, b| lock::name_of(a) == lock::name_of(b));
+        let View { locks, leases, level, .. } = self;
+        let may_hold = |entry: &LockEntry| *level == 0 || leases.is_alive(entry);
         for key in &change.touched {
-            self.locks.settle(lock::name_of(key), change.wall_ms, &mut change.lock_changes);
+            locks.settle(lock::name_of(key), change.wall_ms, may_hold, &mut change.lock_changes);
         }
         Some(commit)
-    }
-}
-
-/// A semaphore without slots would block its queue for ever. (A barrier without parties is refused.)
-fn sane_mode(mode: Mode) -> Mode {
-    match mode {
-        Mode::Slots(slots) => Mode::Slots(slots.max(1)),
-        mode => mode,
     }
 }

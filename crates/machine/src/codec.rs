@@ -2,7 +2,9 @@
 //!
 //! One format byte, the leader's wall clock, the origin if there is one, then a tag for the command
 //! and its fields in order. Numbers are varints, bytes carry their length, flags share a byte. The
-//! format byte is raised when the meaning of existing bytes changes; a new command is a new tag.
+//! format byte is raised when the meaning of existing bytes changes; a new command, and a command with
+//! new fields, is a new tag. A tag or a format byte beyond those of this release is told apart from
+//! damage ([`DecodeError::is_of_later_release`]): a later release wrote it.
 //!
 //! Decoding copies nothing: keys and values are slices of the bytes given. It never panics, takes
 //! no memory on the word of an unchecked length, and accepts nothing after the end.
@@ -10,14 +12,37 @@
 use bytes::Bytes;
 
 use crate::encoding::{ReadResult, Reader, put_bytes, put_signed, put_varint};
+use crate::level::HIGHEST;
 use crate::{
     Alarm, AlarmChange, AlarmKind, Command, Compare, CompareResult, CompareTarget, Delete, Envelope, Keys, LeaseGrant,
-    Leave, Lock, Member, MemberChange, Mode, Op, Origin, Put, RangeQuery, SortOrder, SortTarget, Txn, Unlock, limits,
+    Leave, Level, Lock, Member, MemberChange, Mode, Op, Origin, Put, RangeQuery, SortOrder, SortTarget, Txn, Unlock,
+    limits,
 };
 
+/// Why bytes are not a command that this release can apply.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("undecodable command: {0}")]
-pub struct DecodeError(pub &'static str);
+pub enum DecodeError {
+    /// No release writes such bytes.
+    #[error("undecodable command: {0}")]
+    Damaged(&'static str),
+    #[error("unknown command {tag}: a later release is needed (this one supports feature level {HIGHEST})")]
+    UnknownCommand { tag: u8 },
+    #[error("unknown command format {format}: a later release is needed (this one supports feature level {HIGHEST})")]
+    UnknownFormat { format: u8 },
+}
+
+impl DecodeError {
+    /// Whether a later release wrote the command, and would understand it.
+    pub fn is_of_later_release(&self) -> bool {
+        !matches!(self, DecodeError::Damaged(_))
+    }
+}
+
+impl From<&'static str> for DecodeError {
+    fn from(reason: &'static str) -> DecodeError {
+        DecodeError::Damaged(reason)
+    }
+}
 
 /// The format of commands that this code writes, and the newest that it reads.
 pub const FORMAT: u8 = 1;
@@ -36,7 +61,7 @@ pub fn encode(envelope: &Envelope, into: &mut Vec<u8>) {
 
 pub fn decode(bytes: Bytes) -> Result<Envelope, DecodeError> {
     let mut decoder = Decoder { whole: &bytes, reader: Reader::new(&bytes) };
-    decoder.envelope().map_err(DecodeError)
+    decoder.envelope()
 }
 
 fn encode_command(command: &Command, into: &mut Vec<u8>) {
@@ -130,7 +155,26 @@ fn encode_command(command: &Command, into: &mut Vec<u8>) {
                 put_varint(into, *left_ms);
             }
         }
+        Command::RaiseLevel { level } => {
+            into.push(19);
+            put_varint(into, u64::from(*level));
+        }
+        Command::PinLevel { level } => {
+            into.push(20);
+            encode_pin(*level, into);
+        }
     }
+}
+
+pub(crate) fn encode_pin(pin: Option<Level>, into: &mut Vec<u8>) {
+    into.push(u8::from(pin.is_some()));
+    if let Some(level) = pin {
+        put_varint(into, u64::from(level));
+    }
+}
+
+pub(crate) fn decode_pin(reader: &mut Reader) -> ReadResult<Option<Level>> {
+    Ok(if reader.flag()? { Some(reader.small()?) } else { None })
 }
 
 fn encode_names(names: &[Bytes], into: &mut Vec<u8>) {
@@ -393,11 +437,11 @@ struct Decoder<'a> {
 }
 
 impl Decoder<'_> {
-    fn envelope(&mut self) -> ReadResult<Envelope> {
+    fn envelope(&mut self) -> Result<Envelope, DecodeError> {
         match self.reader.byte()? {
             FORMAT => {}
-            0 => return Err("not a command"),
-            _ => return Err("written in a newer format"),
+            0 => return Err(DecodeError::Damaged("not a command")),
+            format => return Err(DecodeError::UnknownFormat { format }),
         }
         let wall_ms = self.reader.varint()?;
         let origin = if self.reader.flag()? { Some(self.origin()?) } else { None };
@@ -415,7 +459,7 @@ impl Decoder<'_> {
         })
     }
 
-    fn command(&mut self) -> ReadResult<Command> {
+    fn command(&mut self) -> Result<Command, DecodeError> {
         Ok(match self.reader.byte()? {
             1 => Command::Put(self.put()?),
             2 => Command::Delete(self.delete()?),
@@ -457,7 +501,10 @@ impl Decoder<'_> {
                 Command::LeaseCheckpoint { term, left_ms: left_ms.collect::<ReadResult<_>>()? }
             }
             17 => Command::ChangeMembers(decode_change(&mut self.reader, true)?),
-            _ => return Err("unknown command"),
+            19 => Command::RaiseLevel { level: self.reader.small()? },
+            20 => Command::PinLevel { level: decode_pin(&mut self.reader)? },
+            0 => return Err(DecodeError::Damaged("unknown command")),
+            tag => return Err(DecodeError::UnknownCommand { tag }),
         })
     }
 

@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 
-use crate::{LeaseId, MemberId, Revision};
+use crate::{LeaseId, Level, MemberId, Revision};
 
 /// A command with what the leader stamped on it when it was proposed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,6 +76,14 @@ pub enum Command {
     /// What the state notes of a change of members. It travels with the change of raft's configuration, in one
     /// entry, but for an update, which changes no configuration.
     ChangeMembers(MemberChange),
+    /// Raises the cluster's feature level. Proposed by the leader when every member supports it.
+    RaiseLevel {
+        level: Level,
+    },
+    /// Keeps leaders from raising the level beyond this; `None` removes the pin.
+    PinLevel {
+        level: Option<Level>,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -255,6 +263,26 @@ impl Mode {
     pub fn fences(self) -> bool {
         matches!(self, Mode::Exclusive | Mode::Slots(_))
     }
+
+    /// The mode that an entry is made with. A semaphore without slots would block its queue forever, so it has one.
+    /// (A barrier without parties is refused.)
+    pub fn sane(self) -> Mode {
+        match self {
+            Mode::Slots(slots) => Mode::Slots(slots.max(1)),
+            mode => mode,
+        }
+    }
+}
+
+impl std::fmt::Display for Mode {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Mode::Exclusive => write!(formatter, "exclusive"),
+            Mode::Shared => write!(formatter, "shared"),
+            Mode::Slots(slots) => write!(formatter, "one of {slots} slots"),
+            Mode::Barrier(parties) => write!(formatter, "at a barrier of {parties}"),
+        }
+    }
 }
 
 /// Takes a place in the queue `name`: creates the entry key `<name>/<lease in hex>` unless it is there.
@@ -271,7 +299,7 @@ pub struct Lock {
     pub overwrite: bool,
     /// One sequential flow of work, for deadlock detection; may be empty.
     pub owner: Bytes,
-    /// Shown to people; may be empty.
+    /// Shown to people; empty = the client that the lease was granted to.
     pub holder: Bytes,
     pub metadata: Bytes,
     /// Queues to take a place in at the same time: granted when all of them are.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use imbl::{OrdMap, OrdSet};
 
 use crate::mvcc::shared;
-use crate::{LeaseGrant, LeaseId, Refusal, SharedBytes, limits};
+use crate::{LeaseGrant, LeaseId, LockEntry, Refusal, Revision, SharedBytes, limits};
 
 #[derive(Clone, Default)]
 pub(crate) struct Leases {
@@ -24,6 +24,9 @@ pub(crate) struct Lease {
     pub client: SharedBytes,
     /// How often a stream has taken up the session that lives by this lease.
     pub epoch: u64,
+    /// The store's revision when it was granted; 0 if that was below level 1. An entry with a token beyond it was made
+    /// with this lease, and not with an earlier one that had the same id.
+    pub granted_revision: Revision,
     /// What was left of it when the leader noted that last; all of it if that was never, or it was renewed since.
     pub left_ms: u64,
     keys: AttachedKeys,
@@ -48,7 +51,7 @@ impl Leases {
         self.leases.contains_key(&lease)
     }
 
-    pub fn grant(&mut self, grant: &LeaseGrant, wall_ms: u64) -> Result<(), Refusal> {
+    pub fn grant(&mut self, grant: &LeaseGrant, wall_ms: u64, revision: Revision) -> Result<(), Refusal> {
         if grant.lease == 0 {
             return Err(Refusal::LeaseNotFound);
         }
@@ -58,7 +61,9 @@ impl Leases {
         if self.contains(grant.lease) {
             return Err(Refusal::LeaseExists);
         }
-        self.leases.insert(grant.lease, Lease::new(grant.ttl_ms, wall_ms, shared(&grant.client)));
+        let mut lease = Lease::new(grant.ttl_ms, wall_ms, shared(&grant.client));
+        lease.granted_revision = revision;
+        self.leases.insert(grant.lease, lease);
         Ok(())
     }
 
@@ -68,14 +73,38 @@ impl Leases {
     }
 
     /// Notes what is left of a lease, at most all of it. One that has ended is passed over.
-    pub fn checkpoint(&mut self, lease: LeaseId, left_ms: u64) {
-        if let Some(lease) = self.leases.get_mut(&lease) {
-            lease.left_ms = left_ms.min(lease.ttl_ms);
+    pub fn checkpoint(&mut self, id: LeaseId, left_ms: u64) {
+        let Some(lease) = self.leases.get(&id) else { return };
+        let left_ms = left_ms.min(lease.ttl_ms);
+        // A lease of which this is known already is not copied.
+        if lease.left_ms != left_ms
+            && let Some(lease) = self.leases.get_mut(&id)
+        {
+            lease.left_ms = left_ms;
         }
+    }
+
+    /// Gives a lease all of its time again, and says how much that is.
+    pub fn renew(&mut self, lease: LeaseId) -> Option<u64> {
+        // Looked up first without intent to write: most leases have nothing noted of them.
+        let ttl_ms = self.get(lease).map(|lease| lease.ttl_ms)?;
+        self.checkpoint(lease, ttl_ms);
+        Some(ttl_ms)
     }
 
     pub fn get(&self, lease: LeaseId) -> Option<&Lease> {
         self.leases.get(&lease)
+    }
+
+    /// Whether the lease that an entry was made with still lives.
+    pub fn is_alive(&self, entry: &LockEntry) -> bool {
+        #[cfg(feature = "planted")]
+        if crate::planted::is(crate::planted::Bug::GrantOutlived)
+            || crate::planted::is(crate::planted::Bug::GrantTheDead)
+        {
+            return true;
+        }
+        self.get(entry.lease).is_some_and(|lease| lease.granted_revision < entry.token)
     }
 
     pub fn epoch(&self, lease: LeaseId) -> Option<u64> {
@@ -141,7 +170,15 @@ impl Leases {
 
 impl Lease {
     pub fn new(ttl_ms: u64, granted_wall_ms: u64, client: SharedBytes) -> Lease {
-        Lease { ttl_ms, granted_wall_ms, client, epoch: 0, left_ms: ttl_ms, keys: AttachedKeys::None }
+        Lease {
+            ttl_ms,
+            granted_wall_ms,
+            client,
+            epoch: 0,
+            granted_revision: 0,
+            left_ms: ttl_ms,
+            keys: AttachedKeys::None,
+        }
     }
 
     /// In order.

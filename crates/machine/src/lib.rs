@@ -18,6 +18,7 @@ pub mod encoding;
 mod hash;
 mod hash_keys;
 mod lease;
+pub mod level;
 pub mod limits;
 pub mod lock;
 mod members;
@@ -32,6 +33,7 @@ mod txn;
 pub mod view;
 
 pub use apply::Machine;
+pub use level::Level;
 pub use lock::{LockEntry, RecentHolder};
 pub use view::{LeaseView, View};
 

@@ -12,8 +12,10 @@
 //! until its key is deleted. An etcd client that counts keys sees the same queue. A key that lost
 //! its lease so does not end with it; a Lock call for the entry attaches it again.
 //!
-//! An entry is granted if and only if all earlier ones are granted and compatible: same mode, and
-//! for slots the same number with fewer than that before it. So the granted ones are always a
+//! An entry is granted if and only if its lease lives and all earlier ones are granted and compatible: same mode, and
+//! for slots the same number with fewer than that before it. When the turn comes of an entry whose lease
+//! has ended (its key was overwritten, so it did not end with the lease), the place ends instead, and
+//! its key stays as an ordinary one. So the granted ones are always a
 //! prefix of the queue, and it is enough to remember where the prefix ends. Grants are settled once,
 //! when all writes of a command are done: a waiter that ends in the same command as the holder
 //! before it was never granted.
@@ -240,16 +242,26 @@ impl Locks {
         LockChange::Ended { entry, cause, frees }
     }
 
-    /// Grants all that can be granted in the queue `name` now.
-    pub fn settle(&mut self, name: &[u8], wall_ms: u64, changes: &mut LockChanges) {
-        // The command has written to this queue: nothing is copied here that was not copied already.
-        let Some(queue) = self.queues.get_mut(name) else { return };
-        let mut due = queue.due();
-        while due > 0 {
-            for entry in (0..due).map_while(|_| queue.grant_next(wall_ms)) {
-                changes.push(LockChange::Granted(entry));
+    /// Grants all that can be granted in the queue `name` now. An entry that is due and may not hold ends instead.
+    pub fn settle(
+        &mut self,
+        name: &[u8],
+        wall_ms: u64,
+        may_hold: impl Fn(&LockEntry) -> bool,
+        changes: &mut LockChanges,
+    ) {
+        loop {
+            // The command has written to this queue: nothing is copied here that was not copied already.
+            let Some(queue) = self.queues.get_mut(name) else { return };
+            let ending = queue.grant_due(wall_ms, &may_hold, changes);
+            if ending.is_empty() {
+                return;
             }
-            due = queue.due();
+            for entry in ending {
+                let is_last = self.queues.get(name).is_some_and(|queue| queue.len() == 1);
+                let name = LockName { key: entry.key.clone(), length: name.len() };
+                changes.push(self.remove(&name, entry, is_last, LockEnd::LeaseExpired, wall_ms));
+            }
         }
     }
 
@@ -367,6 +379,26 @@ impl Queue {
         if self.len() >= limits::LOCK_ENTRIES { Err(Refusal::TooManyWaiters) } else { Ok(()) }
     }
 
+    /// Grants what is due until nothing is, or until something is due that may not hold: gives that.
+    fn grant_due(
+        &mut self,
+        wall_ms: u64,
+        may_hold: impl Fn(&LockEntry) -> bool,
+        changes: &mut LockChanges,
+    ) -> SmallVec<[Arc<LockEntry>; 1]> {
+        loop {
+            let due = self.due();
+            let next = self.entries.after(self.last_granted).take(due);
+            let ending: SmallVec<[_; 1]> = next.filter(|entry| !may_hold(entry)).cloned().collect();
+            if due == 0 || !ending.is_empty() {
+                return ending;
+            }
+            for entry in (0..due).map_while(|_| self.grant_next(wall_ms)) {
+                changes.push(LockChange::Granted(entry));
+            }
+        }
+    }
+
     /// How many of the first waiting entries are to be granted together now.
     fn due(&self) -> usize {
         let Some(next) = self.entries.after(self.last_granted).next() else { return 0 };
@@ -426,10 +458,11 @@ impl Queue {
 }
 
 /// Whether an entry of this mode would be granted as soon as it is made.
-pub(crate) fn would_grant(queue: Option<&Queue>, mode: Mode) -> bool {
+pub(crate) fn would_grant(queue: Option<&Queue>, mode: Mode, may_hold: impl Fn(&LockEntry) -> bool) -> bool {
     if let Mode::Barrier(parties) = mode {
         let is_last = queue.map_or(0, Queue::len) + 1 == parties as usize;
-        let meets = |queue: &Queue| queue.granted == 0 && queue.iter().all(|entry| entry.mode == mode);
+        let is_party = |entry: &Arc<LockEntry>| entry.mode == mode && may_hold(entry);
+        let meets = |queue: &Queue| queue.granted == 0 && queue.iter().all(is_party);
         return is_last && queue.is_none_or(meets);
     }
     queue.is_none_or(|queue| queue.granted == queue.len() && queue.goes_with_last(mode))

@@ -38,6 +38,12 @@ pub enum Bug {
     ForgetChange,
     /// Who has little time is told that nobody leads, whatever became of its command.
     SayNoLeader,
+    /// A place whose lease has ended, under a key that was overwritten, is granted all the same.
+    GrantOutlived,
+    /// A lease that asks again with another mode is told that it has the lock in that mode.
+    RenewOtherMode,
+    /// A lease that asks again for a lock that it has is told that it is renewed, and is not.
+    RenewInName,
 }
 
 thread_local! {

@@ -35,6 +35,9 @@ impl View {
             alarms: Default::default(),
             applied_index: 0,
             applied_term: 0,
+            // What is carried over was written at this level. The pin was about the old cluster's upgrade.
+            level: self.level,
+            level_pin: None,
         }))
     }
 }

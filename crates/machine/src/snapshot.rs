@@ -5,7 +5,7 @@
 //! So the hash of the records is the hash of the state ([`View::hash`]), and the last record carries
 //! it for the reader to check.
 //!
-//! Each chunk begins with the format's number, then come records, each with its length. In order:
+//! Each chunk begins with the format's number (the newest only above the lowest feature level), then come records, each with its length. In order:
 //! the header; members, alarms, origins, leases; the version of each key that is live at the
 //! compacted revision, in key order; every event from the compacted revision on; lock entries by
 //! name and token; recent holders; the end. What follows from these (older versions, `prev`s, the
@@ -20,14 +20,18 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 pub use self::restore::Restore;
-use crate::codec::{encode_alarm, encode_member, encode_mode};
+use crate::codec::{encode_alarm, encode_member, encode_mode, encode_pin};
 use crate::encoding::{put_bytes, put_signed, put_varint, varint_length};
 use crate::hash::RecordHasher;
+use crate::level::HIGHEST;
 use crate::lock::{LockEntry, LockName, RecentHolder};
-use crate::{EventKind, KeyValue, LeaseId, LockEnd, MemberId, Revision, SharedBytes, View};
+use crate::{EventKind, KeyValue, LeaseId, Level, LockEnd, MemberId, Revision, SharedBytes, View};
 
-/// The format of snapshots that this code writes, and the newest that it reads.
-pub const FORMAT: u8 = 3;
+/// The newest format of snapshots that this code reads, and the one that it writes where the feature level asks for it.
+pub const FORMAT: u8 = 4;
+/// Before there were feature levels. A state at the lowest level is still written so: members of releases without
+/// levels must be able to read it.
+const THIRD_FORMAT: u8 = 3;
 /// Before there were sessions, slots and several names.
 const FIRST_FORMAT: u8 = 1;
 /// Before it was noted what is left of leases.
@@ -41,11 +45,27 @@ pub fn chunks(view: View, target_bytes: usize) -> impl Iterator<Item = Vec<u8>> 
     std::iter::from_fn(move || writer.chunk(target_bytes))
 }
 
+/// Why chunks make no machine.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("snapshot chunk {chunk}: {reason}")]
-pub struct SnapshotError {
-    pub chunk: usize,
-    pub reason: String,
+pub enum SnapshotError {
+    /// No release writes such a snapshot.
+    #[error("snapshot chunk {chunk}: {reason}")]
+    Damaged { chunk: usize, reason: String },
+    #[error(
+        "the snapshot is at feature level {level}: a later release is needed (this one supports feature level {HIGHEST})"
+    )]
+    LaterLevel { level: Level },
+    #[error(
+        "the snapshot is written in a newer format, {format}: a later release is needed (this one reads up to {FORMAT})"
+    )]
+    LaterFormat { format: u8 },
+}
+
+impl SnapshotError {
+    /// Whether a later release wrote the snapshot, and could read it.
+    pub fn is_of_later_release(&self) -> bool {
+        !matches!(self, SnapshotError::Damaged { .. })
+    }
 }
 
 pub(crate) fn hash(view: &View) -> u64 {
@@ -127,7 +147,7 @@ impl Writer {
         // Taken once, with room for the record that goes beyond: what grows by doubling is copied, and touches new pages.
         let room = target_bytes.min(MOST_ROOM_BYTES);
         let mut bytes = Vec::with_capacity(room + room / 8);
-        bytes.push(FORMAT);
+        bytes.push(if self.view.is_beyond_lowest() { FORMAT } else { THIRD_FORMAT });
         let mut chunk = Chunk { bytes, target_bytes };
         loop {
             // Each writes what there is of its kind until the chunk is full.
@@ -161,6 +181,10 @@ impl Writer {
         put_signed(&mut self.record, store.revision);
         put_signed(&mut self.record, store.compacted);
         put_signed(&mut self.record, first_event_revision(&self.view));
+        if self.view.is_beyond_lowest() {
+            put_varint(&mut self.record, u64::from(self.view.level));
+            encode_pin(self.view.level_pin, &mut self.record);
+        }
         chunk.add(&mut self.record, Some(&mut self.hasher));
         Place::Members(None)
     }
@@ -217,6 +241,9 @@ impl Writer {
             put_bytes(&mut self.record, &lease.client);
             put_varint(&mut self.record, lease.epoch);
             put_varint(&mut self.record, lease.left_ms);
+            if self.view.is_beyond_lowest() {
+                put_signed(&mut self.record, lease.granted_revision);
+            }
             chunk.add(&mut self.record, Some(&mut self.hasher));
             if chunk.is_full() {
                 return Place::Leases(Some(*id));

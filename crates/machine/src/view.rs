@@ -12,8 +12,8 @@ use crate::lock::{LockEntry, Locks, Queue, RecentHolder};
 use crate::mvcc::Store;
 use crate::origin::Origins;
 use crate::{
-    Alarm, Commit, KeyValue, LeaseId, Member, MemberId, Origin, RangeQuery, RangeReply, Refusal, Revision, SharedBytes,
-    hash_keys, snapshot,
+    Alarm, Commit, KeyValue, LeaseId, Level, Member, MemberId, Origin, RangeQuery, RangeReply, Refusal, Revision,
+    SharedBytes, hash_keys, level, snapshot,
 };
 
 /// The whole state at one applied index. Cloning it takes constant time and shares everything.
@@ -27,6 +27,8 @@ pub struct View {
     pub(crate) alarms: OrdSet<Alarm>,
     pub(crate) applied_index: u64,
     pub(crate) applied_term: u64,
+    pub(crate) level: Level,
+    pub(crate) level_pin: Option<Level>,
 }
 
 impl std::fmt::Debug for View {
@@ -216,6 +218,8 @@ impl View {
             alarms: OrdSet::new(),
             applied_index: 0,
             applied_term: 0,
+            level: level::LOWEST,
+            level_pin: None,
         }
     }
 

@@ -1,7 +1,7 @@
 //! Every limit, at it and one beyond.
 
 use bytes::Bytes;
-use tenure_machine::snapshot::{self, Restore};
+use tenure_machine::snapshot::{self, Restore, SnapshotError};
 use tenure_machine::*;
 
 struct Driver {
@@ -181,6 +181,65 @@ fn a_newer_snapshot_format_is_named_as_such() {
     let error = Restore::new().chunk(&chunk).expect_err("a newer format");
     assert!(error.to_string().contains("newer format"), "{error}");
     assert!(Restore::new().finish().is_err(), "no chunk at all");
+}
+
+#[test]
+fn a_snapshot_of_a_later_level_is_named_as_such() {
+    let mut driver = Driver::new();
+    driver.apply(Command::Put(put("k", 0)));
+    driver.apply(Command::RaiseLevel { level: level::HIGHEST + 1 });
+    // In one chunk, and in chunks of one record each.
+    for target_bytes in [1 << 20, 1] {
+        let first = snapshot::chunks(driver.machine.view(), target_bytes).next().expect("a chunk");
+        let error = Restore::new().chunk(&first).expect_err("a later level");
+        assert_eq!(error, SnapshotError::LaterLevel { level: level::HIGHEST + 1 });
+        assert!(error.is_of_later_release());
+    }
+}
+
+/// What the last release without levels wrote of a lease, a lock and a key.
+const BEFORE_LEVELS: &[u8] = &[
+    3, 15, 1, 3, 1, 3, 255, 255, 255, 255, 255, 255, 255, 255, 255, 1, 2, 9, 5, 7, 232, 7, 1, 0, 0, 232, 7, 10, 7, 2,
+    3, 108, 47, 55, 0, 2, 1, 7, 8, 7, 3, 1, 107, 0, 3, 1, 0, 33, 10, 3, 108, 47, 55, 2, 7, 0, 1, 1, 0, 0, 0, 0, 0, 0,
+    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 1, 2, 0, 0, 9, 12, 65, 42, 31, 219, 173, 145, 161, 81,
+];
+
+/// Members of releases without levels take part as long as the level is the lowest.
+#[test]
+fn at_the_lowest_level_a_snapshot_is_as_it_was_before_there_were_levels() {
+    let mut driver = Driver::new();
+    driver.grant(7);
+    driver.apply(lock("l", 7));
+    driver.apply(Command::Put(put("k", 0)));
+    let chunk = snapshot::chunks(driver.machine.view(), 1 << 20).next().expect("a chunk");
+    assert_eq!(chunk, BEFORE_LEVELS);
+    driver.apply(Command::PinLevel { level: Some(level::LOWEST) });
+    let pinned = snapshot::chunks(driver.machine.view(), 1 << 20).next().expect("a chunk");
+    assert_eq!(pinned[0], snapshot::FORMAT, "a release without levels would lose the pin");
+    let hash = driver.machine.state().hash();
+    driver.apply(Command::PinLevel { level: None });
+    let freed = snapshot::chunks(driver.machine.view(), 1 << 20).next().expect("a chunk");
+    assert_eq!(freed[0], BEFORE_LEVELS[0]);
+    assert_ne!(driver.machine.state().hash(), hash);
+}
+
+#[test]
+fn a_command_of_a_later_release_is_told_apart_from_damage() {
+    let mut bytes = Vec::new();
+    codec::encode(&Envelope { wall_ms: 7, origin: None, command: Command::RaiseLevel { level: 1 } }, &mut bytes);
+    let tag = bytes.len() - 2;
+    for unknown in bytes[tag] + 2..=u8::MAX {
+        bytes[tag] = unknown;
+        let error = codec::decode(bytes.clone().into()).expect_err("no such command");
+        assert_eq!(error, codec::DecodeError::UnknownCommand { tag: unknown });
+        assert!(error.is_of_later_release());
+    }
+    bytes[tag] = 0;
+    let error = codec::decode(bytes.clone().into()).expect_err("no command");
+    assert!(!error.is_of_later_release(), "{error}");
+    bytes[0] = codec::FORMAT + 1;
+    let error = codec::decode(bytes.into()).expect_err("a newer format");
+    assert_eq!(error, codec::DecodeError::UnknownFormat { format: codec::FORMAT + 1 });
 }
 
 #[test]

@@ -36,7 +36,9 @@ scripts!(
     lock_service,
     compaction,
     alarms,
-    origins
+    origins,
+    levels,
+    lock_level_1
 );
 
 #[derive(Default)]
@@ -67,6 +69,11 @@ impl goldenscript::Runner for Runner {
                 let view = self.machine.state();
                 let (revision, compacted, keys) = (view.revision(), view.compacted_revision(), view.keys());
                 format!("revision {revision}, compacted {compacted}, {keys} keys, alarms {:?}", view.alarms())
+            }
+            "level" => {
+                let view = self.machine.state();
+                let pin = view.level_pin().map_or(String::new(), |pin| format!(", pinned at {pin}"));
+                format!("level {}{pin}", view.level())
             }
             "restart" => self.restart()?,
             "origin" => {
@@ -179,7 +186,8 @@ fn parse_command(name: &str, args: &mut Args) -> Result<Command, Failure> {
         "grant" => {
             let lease = number(args)?;
             let ttl_ms = args.take_key("ttl_ms").unwrap_or("30000").parse()?;
-            Command::LeaseGrant(LeaseGrant { lease, ttl_ms, client: Bytes::new() })
+            let client = bytes(args.take_key("client").unwrap_or(""));
+            Command::LeaseGrant(LeaseGrant { lease, ttl_ms, client })
         }
         "revoke" => Command::LeaseRevoke { lease: number(args)? },
         "expire" => {
@@ -215,6 +223,11 @@ fn parse_command(name: &str, args: &mut Args) -> Result<Command, Failure> {
             };
             let alarm = Alarm { kind, member: args.take_key("member").unwrap_or("0").parse()? };
             Command::Alarm(if name == "raise" { AlarmChange::Raise(alarm) } else { AlarmChange::Clear(alarm) })
+        }
+        "raise_level" => Command::RaiseLevel { level: number(args)?.try_into()? },
+        "pin_level" => {
+            let level = args.next_pos().map(str::parse).transpose()?;
+            Command::PinLevel { level }
         }
         name => return Err(format!("unknown command {name}").into()),
     })

@@ -88,6 +88,21 @@ impl Replica {
         }
     }
 
+    /// A lease asked again for a lock that it has: all of its time begins anew. It may have more: a new leader adds a
+    /// margin. An expiry that is in flight stands behind the renewal in the log, and takes effect.
+    pub(crate) fn renewed_by_lock(&mut self, lease: LeaseId, ttl_ms: u64) {
+        let deadline = self.running_ms() + ttl_ms;
+        if self.deadlines.deadline(lease).is_none_or(|known| known >= deadline) {
+            return;
+        }
+        self.give_time(lease, ttl_ms, ttl_ms);
+        // What is being noted was less than all of it, and stands behind the renewal in the log.
+        if self.checkpoints.noting.contains(&lease) && !self.checkpoints.clearing.contains_key(&lease) {
+            self.checkpoints.clearing.insert(lease, Vec::new());
+            self.checkpoints.to_clear.insert(lease);
+        }
+    }
+
     pub(crate) fn checkpoint_due(&mut self) {
         if !self.checkpoints.to_clear.is_empty() {
             self.propose_clearing();

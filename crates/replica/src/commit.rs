@@ -235,6 +235,7 @@ impl Replica {
         }
         match change {
             LeaseChange::Granted { lease, ttl_ms } => self.give_time(lease, ttl_ms, ttl_ms),
+            LeaseChange::Renewed { lease, ttl_ms } => self.renewed_by_lock(lease, ttl_ms),
             LeaseChange::Ended { lease } => {
                 let mut askers = self.deadlines.remove(lease);
                 askers.extend(self.checkpoints.remove(lease));

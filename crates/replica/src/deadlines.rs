@@ -32,7 +32,10 @@ impl Deadlines {
         if let Some(old) = self.by_lease.insert(lease, deadline) {
             self.by_time.remove(&(old, lease));
         }
-        self.by_time.insert((deadline, lease));
+        // One whose end is proposed is not due again before that is decided.
+        if !self.expiring.contains_key(&lease) {
+            self.by_time.insert((deadline, lease));
+        }
     }
 
     /// The lease is gone; gives back the renewals that waited for that.
@@ -98,12 +101,12 @@ impl Deadlines {
         }
     }
 
-    /// The end of this lease was not carried out: it lives on, and is due again at `retry` unless it
-    /// is renewed. Gives back the renewals that waited.
+    /// The end of this lease was not carried out: it lives on, and is due again at `retry`, or later if it was
+    /// renewed meanwhile. Gives back the renewals that waited.
     pub(crate) fn keep(&mut self, lease: LeaseId, retry: u64) -> Vec<Asker> {
         let Some(waiting) = self.expiring.remove(&lease) else { return Vec::new() };
-        if self.by_lease.contains_key(&lease) {
-            self.set(lease, retry);
+        if let Some(deadline) = self.deadline(lease) {
+            self.set(lease, deadline.max(retry));
         }
         waiting
     }

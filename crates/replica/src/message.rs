@@ -271,7 +271,10 @@ fn decode_own(tag: u8, reader: &mut Reader, whole: &Bytes) -> ReadResult<PeerMes
 }
 
 fn decode_command(reader: &mut Reader, whole: &Bytes) -> ReadResult<Envelope> {
-    codec::decode(whole.slice_ref(reader.bytes()?)).map_err(|error| error.0)
+    codec::decode(whole.slice_ref(reader.bytes()?)).map_err(|error| match error {
+        codec::DecodeError::Damaged(reason) => reason,
+        _ => "a command of a later release",
+    })
 }
 
 fn decode_question(reader: &mut Reader) -> ReadResult<Question> {

@@ -50,6 +50,24 @@ fn a_renewal_at_a_follower_keeps_the_lease() {
     assert_eq!((cluster.outcomes.get(&call), cluster.counts.kept_alive), (Some(&None), 10), "told that it is gone");
 }
 
+/// Locks again with lease 7 for as long as three times its TTL, then says whether the lease lives.
+fn lives_by_locking_again(level: Level, seed: u64) -> bool {
+    let (mut cluster, leader, follower) = cluster(seed);
+    cluster.propose(leader, Asked::Other, Command::RaiseLevel { level });
+    cluster.run(50);
+    for _ in 0..6 {
+        cluster.lock(follower, 7);
+        cluster.run(TTL_MS / 2);
+    }
+    has_lease(&cluster, leader)
+}
+
+#[test]
+fn locking_again_renews_the_lease_from_level_1_on() {
+    assert!(!lives_by_locking_again(0, 11), "as in releases without levels");
+    assert!(lives_by_locking_again(1, 11));
+}
+
 #[test]
 fn what_is_left_of_a_lease_is_known_everywhere() {
     let (mut cluster, leader, _) = cluster(2);

@@ -10,11 +10,12 @@ use bytes::Bytes;
 use imbl::{OrdSet, Vector};
 use smallvec::SmallVec;
 
-use super::{FIRST_FORMAT, FORMAT, SECOND_FORMAT, SnapshotError, tag};
-use crate::codec::{decode_alarm, decode_member, decode_mode};
+use super::{FIRST_FORMAT, FORMAT, SECOND_FORMAT, SnapshotError, THIRD_FORMAT, tag};
+use crate::codec::{decode_alarm, decode_member, decode_mode, decode_pin};
 use crate::encoding::{ReadResult, Reader};
 use crate::hash::RecordHasher;
 use crate::lease::Lease;
+use crate::level::HIGHEST;
 use crate::lock::{LockEntry, RecentHolder, entry_key};
 use crate::mvcc::keys::tombstone;
 use crate::mvcc::{EMPTY_REVISION, Store, shared};
@@ -48,15 +49,23 @@ impl Restore {
     }
 
     pub fn chunk(&mut self, bytes: &[u8]) -> Result<(), SnapshotError> {
-        let result = self.read_chunk(bytes);
-        result.map_err(|reason| SnapshotError { chunk: self.chunks, reason: reason.to_owned() })?;
+        let mut reader = Reader::new(bytes);
+        match reader.byte() {
+            Ok(format) if format > FORMAT => return Err(SnapshotError::LaterFormat { format }),
+            Ok(0) | Err(_) => return Err(self.damaged("not a snapshot")),
+            Ok(format) => self.format = format,
+        }
+        self.read_chunk(reader).map_err(|reason| self.damaged(reason))?;
+        if self.view.level > HIGHEST {
+            return Err(SnapshotError::LaterLevel { level: self.view.level });
+        }
         self.chunks += 1;
         Ok(())
     }
 
     pub fn finish(self) -> Result<Machine, SnapshotError> {
         if self.last_tag != tag::END {
-            return Err(SnapshotError { chunk: self.chunks, reason: "the snapshot ends too early".to_owned() });
+            return Err(self.damaged("the snapshot ends too early"));
         }
         #[cfg(feature = "planted")]
         if crate::planted::is(crate::planted::Bug::RevisionFalls) && self.view.store.compacted > 0 {
@@ -67,14 +76,16 @@ impl Restore {
         Ok(Machine::restored(self.view))
     }
 
-    fn read_chunk(&mut self, bytes: &[u8]) -> ReadResult<()> {
-        let mut reader = Reader::new(bytes);
-        match reader.byte()? {
-            format @ FIRST_FORMAT..=FORMAT => self.format = format,
-            0 => return Err("not a snapshot"),
-            _ => return Err("written in a newer format than this version can read"),
-        }
+    fn damaged(&self, reason: &str) -> SnapshotError {
+        SnapshotError::Damaged { chunk: self.chunks, reason: reason.to_owned() }
+    }
+
+    fn read_chunk(&mut self, mut reader: Reader<'_>) -> ReadResult<()> {
         while !reader.is_empty() {
+            // What a later level brings is unknown here: nothing behind the header is looked at.
+            if self.view.level > HIGHEST {
+                break;
+            }
             self.read_record(reader.bytes()?)?;
         }
         Ok(())
@@ -117,8 +128,13 @@ impl Restore {
                 if left_ms > ttl_ms {
                     return Err("more is left of a lease than there was");
                 }
+                let granted_revision = if self.format <= THIRD_FORMAT { 0 } else { reader.signed()? };
+                if !(0..=self.pending).contains(&granted_revision) {
+                    return Err("a lease of the future");
+                }
                 let mut restored = Lease::new(ttl_ms, wall_ms, client);
                 (restored.epoch, restored.left_ms) = (epoch, left_ms);
+                restored.granted_revision = granted_revision;
                 self.view.leases.restore(lease, restored);
             }
             tag::BASE => self.base(&mut reader)?,
@@ -142,6 +158,13 @@ impl Restore {
             && (first == compacted || first == compacted.max(EMPTY_REVISION) + 1);
         if !is_possible {
             return Err("impossible revisions");
+        }
+        if self.format > THIRD_FORMAT {
+            (self.view.level, self.view.level_pin) = (reader.small()?, decode_pin(reader)?);
+            let is_possible = self.view.is_beyond_lowest();
+            if !is_possible || self.view.level_pin.is_some_and(|pin| pin < self.view.level) {
+                return Err("an impossible feature level");
+            }
         }
         self.view.store = Store::restored(first - 1, compacted, first);
         // Raised by each commit; compared with the one promised at the end.

@@ -75,6 +75,9 @@ const DEADLOCK: Error = Error(Code::FailedPrecondition, "deadlock");
 pub const NOBODY_LEADS: Error = Error(Code::NotFound, "election: no leader");
 pub const DOES_NOT_LEAD: Error = Error(Code::FailedPrecondition, "election: not leader");
 pub const SESSION_RESUMED: Error = Error(Code::Aborted, "session was resumed elsewhere");
+const OTHER_MODE: Error = Error(Code::FailedPrecondition, "this lease has the lock in another mode");
+const LEVEL_PINNED: Error = Error(Code::FailedPrecondition, "the feature level is pinned");
+const LEVEL_REACHED: Error = Error(Code::FailedPrecondition, "the feature level is never lowered");
 
 // A watch that cannot be opened is told so within its stream, by text alone.
 pub const WATCH_RANGE_EMPTY: &str = "mvcc: watcher range is empty";
@@ -117,6 +120,9 @@ pub fn of_refusal(refusal: &Refusal) -> Error {
         Refusal::MemberExists => MEMBER_EXISTS,
         Refusal::PeerUrlExists => PEER_URL_EXISTS,
         Refusal::NotALearner => MEMBER_NOT_LEARNER,
+        Refusal::OtherMode { .. } => OTHER_MODE,
+        Refusal::LevelPinned { .. } => LEVEL_PINNED,
+        Refusal::LevelReached { .. } => LEVEL_REACHED,
     }
 }
 

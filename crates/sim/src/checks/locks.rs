@@ -128,9 +128,15 @@ impl Locks {
             if stay.lease != lock.lease {
                 return Err(format!("it belongs to lease {:x}", stay.lease));
             }
+            if reply.mode != stay.mode {
+                return Err(format!("it is told to be {}, and is {}", reply.mode, stay.mode));
+            }
+            // At level 0 a call may name another mode than the place was made with.
+            if stay.mode != lock.mode && context.reference.model.level_at(call.floor_index) > 0 {
+                return Err(format!("{} was asked for, and {} is granted", lock.mode, stay.mode));
+            }
             self.stood(call, stay, context)?;
             let (key, token) = (key.to_vec(), reply.token);
-            // As the place was made; a later call for it may name another mode.
             let hold = Hold { key, token, mode: stay.mode, lease: lock.lease };
             self.hold(name, hold, context)?;
         }

@@ -86,6 +86,21 @@ impl Model {
                 Ok(Reply::LeasesCheckpointed)
             }
             Command::ChangeMembers(change) => self.change_members(change).map(|()| Reply::MembersChanged),
+            Command::RaiseLevel { level } => match self.level_pin {
+                Some(pin) if *level > pin => Err(Refusal::LevelPinned { level: *level, pin }),
+                _ => {
+                    self.level = self.level.max(*level);
+                    self.raises.push((self.applied, self.level));
+                    Ok(Reply::Level { level: self.level, pin: self.level_pin })
+                }
+            },
+            Command::PinLevel { level: Some(pin) } if *pin < self.level => {
+                Err(Refusal::LevelReached { level: self.level, pin: *pin })
+            }
+            Command::PinLevel { level } => {
+                self.level_pin = *level;
+                Ok(Reply::Level { level: self.level, pin: self.level_pin })
+            }
             Command::ForgetLock { .. } => unreachable!("nobody in this world sends {command:?}"),
         }
     }
@@ -96,7 +111,7 @@ impl Model {
         Ok(Reply::SessionResumed { epoch: life.epoch, ttl_ms: life.ttl_ms })
     }
 
-    fn checkpoint(&mut self, lease: LeaseId, left_ms: u64) {
+    pub(super) fn checkpoint(&mut self, lease: LeaseId, left_ms: u64) {
         if let Some(life) = self.live_lease(lease) {
             life.left_ms = left_ms.min(life.ttl_ms);
         }
@@ -148,7 +163,8 @@ impl Model {
             return Err(Refusal::LeaseExists);
         }
         let (granted, ttl_ms) = (self.applied, grant.ttl_ms);
-        let lease = Lease { ttl_ms, granted, ended: None, left_ms: ttl_ms, epoch: 0 };
+        let born = if self.level > 0 { self.revision } else { 0 };
+        let lease = Lease { ttl_ms, granted, ended: None, born, left_ms: ttl_ms, epoch: 0 };
         self.leases.entry(grant.lease).or_default().push(lease);
         Ok(Reply::LeaseGranted { lease: grant.lease, ttl_ms: grant.ttl_ms })
     }
