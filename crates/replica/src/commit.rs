@@ -132,22 +132,30 @@ impl Replica {
         self.outputs.push(Output::Fatal(reason));
     }
 
-    /// The proposal that this entry is, if it is one of this member's own.
+    /// The proposal that this entry is, if it is one of this member's own. Others for the same index are lost.
     pub(crate) fn take_proposal(&mut self, index: u64, term: u64) -> Option<Proposal> {
         if self.proposals.has_before(index) {
-            for lost in self.proposals.take_upto(index) {
+            for skipped in self.proposals.take_before(index) {
+                self.look_up_skipped(&skipped.envelope.command, skipped.waits);
+            }
+        }
+        // Terms never fall within a log: behind an entry of this term none of an earlier one is ever committed.
+        if self.proposals.has_earlier_than(term) {
+            for lost in self.proposals.take_earlier_than(term) {
                 self.lose(lost.waits);
             }
         }
-        let proposal = self.proposals.take_at(index)?;
-        if proposal.term == term {
-            return Some(proposal);
+        let mut found = None;
+        while let Some(proposal) = self.proposals.take_at(index) {
+            match proposal.term == term {
+                true => found = Some(proposal),
+                false => self.lose(proposal.waits),
+            }
         }
-        self.lose(proposal.waits);
-        None
+        found
     }
 
-    /// Another leader's entry stands where this proposal stood.
+    /// The command has no effect, now or later: another leader's entry is committed at its index, or no log has it.
     pub(crate) fn lose(&mut self, waits: Waits) {
         match waits {
             Waits::Expiry(leases) => self.keep_leases(&leases),
@@ -226,10 +234,6 @@ impl Replica {
     }
 
     pub(crate) fn tell_lease(&mut self, change: LeaseChange) {
-        if let LeaseChange::Ended { .. } = change {
-            // A place may outlive its lease, under a key that somebody took the lease from.
-            self.reads.doubt_all();
-        }
         if !self.leading {
             return;
         }
@@ -263,7 +267,7 @@ impl Replica {
             }
             LockChange::Ended { entry, cause, .. } => {
                 self.reads.doubt(entry.token);
-                for queued in self.queued.take_ended(&entry.key) {
+                for queued in self.queued.take_ended(&entry) {
                     self.leave(&queued.reply, queued.joiner);
                     self.fail(queued.call, Failure::EntryEnded(cause));
                 }

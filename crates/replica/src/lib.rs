@@ -26,6 +26,7 @@ mod read;
 mod ready;
 pub mod replica;
 mod role;
+mod roll_call;
 pub mod status;
 mod transfer;
 mod vouch;

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use raft::eraftpb::{Entry, Message, MessageType};
 use tenure_machine::lock::entry_key;
 use tenure_machine::{
-    Alarm, AlarmChange, AlarmKind, Command, Envelope, LeaseId, Leave, Lock, LockReply, Mode, Op, Refusal, SharedBytes,
-    Txn, codec,
+    Alarm, AlarmChange, AlarmKind, Command, Envelope, LeaseId, Leave, Lock, LockEntry, LockReply, Mode, Op, Refusal,
+    SharedBytes, Txn, codec,
 };
 
 use crate::members::changes_configuration;
@@ -74,11 +74,8 @@ impl Replica {
         }
         let raft = &self.node.raft;
         let (index, term) = (raft.raft_log.last_index() + self.gathered.entries.len() as u64, raft.term);
-        // What this member proposed in an earlier term from this index on is overwritten by now.
         if self.proposals.has_from(index) {
-            for lost in self.proposals.take_from(index) {
-                self.lose(lost.waits);
-            }
+            self.proposals.displace_from(index);
         }
         if let Command::LeaseGrant(grant) = &envelope.command {
             self.granting.insert(grant.lease);
@@ -103,7 +100,7 @@ impl Replica {
         let mut message = Message { from: self.config.member, entries, ..Message::default() };
         message.set_msg_type(MessageType::MsgPropose);
         if !self.is_leader() || self.node.raft.step(message).is_err() {
-            // It was removed meanwhile, or is giving up its place.
+            // It was removed meanwhile, or is giving up its place. No log has these entries.
             for lost in self.proposals.take_from(first) {
                 self.lose(lost.waits);
             }
@@ -368,6 +365,10 @@ pub(crate) struct Proposal {
 #[derive(Default)]
 pub(crate) struct Proposals {
     pending: VecDeque<Proposal>,
+    /// Proposals of earlier terms whose entries this member's log has lost, by index and term. Another member may
+    /// have them still, and may come to commit them. So they are not lost before an entry is applied that rules them
+    /// out: another one at their index, or one of a later term before it.
+    displaced: BTreeMap<(u64, u64), Proposal>,
 }
 
 impl Proposals {
@@ -381,13 +382,27 @@ impl Proposals {
 
     /// Those that somebody waits for.
     pub(crate) fn awaited(&self) -> usize {
-        self.pending.iter().filter(|proposal| proposal.waits.call().is_some()).count()
+        self.pending.iter().chain(self.displaced.values()).filter(|proposal| proposal.waits.call().is_some()).count()
     }
 
-    /// The proposal that stands at `index`; those before it can no longer be applied as they were proposed.
-    pub(crate) fn take_upto(&mut self, index: u64) -> Vec<Proposal> {
+    /// All proposals before `index`.
+    pub(crate) fn take_before(&mut self, index: u64) -> Vec<Proposal> {
         let count = self.pending.iter().take_while(|proposal| proposal.index < index).count();
-        self.pending.drain(..count).collect()
+        let mut taken: Vec<_> = self.pending.drain(..count).collect();
+        let kept = self.displaced.split_off(&(index, 0));
+        taken.extend(std::mem::replace(&mut self.displaced, kept).into_values());
+        taken
+    }
+
+    /// This member leads in a later term and is about to append at `index`.
+    fn displace_from(&mut self, index: u64) {
+        for mut proposal in self.take_from(index) {
+            // The deadlines of those leases went with the earlier leadership.
+            if matches!(proposal.waits, Waits::Expiry(_)) {
+                proposal.waits = Waits::Nobody;
+            }
+            self.displaced.insert((proposal.index, proposal.term), proposal);
+        }
     }
 
     /// Proposals that stand at `index` or behind it.
@@ -396,15 +411,30 @@ impl Proposals {
         self.pending.drain(self.pending.len() - count..).collect()
     }
 
+    /// The first proposal for `index` whose term is not ruled out yet; more than one if some are displaced.
     pub(crate) fn take_at(&mut self, index: u64) -> Option<Proposal> {
-        if self.pending.front().is_some_and(|proposal| proposal.index == index) {
-            return self.pending.pop_front();
+        if let Some(displaced) = self.displaced.first_entry().filter(|entry| entry.key().0 == index) {
+            return Some(displaced.remove());
         }
-        None
+        self.pending.pop_front_if(|proposal| proposal.index == index)
     }
 
     pub(crate) fn has_before(&self, index: u64) -> bool {
         self.pending.front().is_some_and(|proposal| proposal.index < index)
+            || self.displaced.first_key_value().is_some_and(|((displaced, _), _)| *displaced < index)
+    }
+
+    pub(crate) fn has_earlier_than(&self, term: u64) -> bool {
+        self.pending.front().is_some_and(|proposal| proposal.term < term) || !self.displaced.is_empty()
+    }
+
+    /// All proposals of terms before this one.
+    pub(crate) fn take_earlier_than(&mut self, term: u64) -> Vec<Proposal> {
+        let count = self.pending.iter().take_while(|proposal| proposal.term < term).count();
+        let mut taken: Vec<_> = self.pending.drain(..count).collect();
+        taken
+            .extend(self.displaced.extract_if(.., |(_, displaced), _| *displaced < term).map(|(_, proposal)| proposal));
+        taken
     }
 
     pub(crate) fn has_from(&self, index: u64) -> bool {
@@ -414,7 +444,9 @@ impl Proposals {
     /// Gives up waiting for proposals older than `since_ms`; they stay, because they may still be applied.
     pub(crate) fn abandon_older_than(&mut self, since_ms: u64) -> Vec<CallId> {
         let mut calls = Vec::new();
-        for proposal in self.pending.iter_mut().take_while(|proposal| proposal.since_ms < since_ms) {
+        let pending = self.pending.iter_mut().take_while(|proposal| proposal.since_ms < since_ms);
+        let displaced = self.displaced.values_mut().filter(|proposal| proposal.since_ms < since_ms);
+        for proposal in pending.chain(displaced) {
             calls.extend(proposal.waits.call());
             proposal.waits.abandon();
         }
@@ -424,7 +456,7 @@ impl Proposals {
     /// Gives the calls that were found.
     pub(crate) fn abandon_calls(&mut self, is_abandoned: impl Fn(CallId) -> bool) -> Vec<CallId> {
         let mut abandoned = Vec::new();
-        for proposal in &mut self.pending {
+        for proposal in self.pending.iter_mut().chain(self.displaced.values_mut()) {
             if let Some(call) = proposal.waits.call().filter(|call| is_abandoned(*call)) {
                 proposal.waits.abandon();
                 abandoned.push(call);
@@ -445,7 +477,8 @@ pub(crate) struct Gathered {
 #[derive(Default)]
 pub(crate) struct Queued {
     calls: BTreeMap<CallId, QueuedCall>,
-    /// The calls that wait for the grant of an entry: more than one if the same lease has asked again.
+    /// The calls that have a place under a key: more than one if the same lease has asked again. A call for several
+    /// names is found under each of them, also under those that are granted already: it ends with any of its places.
     by_key: BTreeMap<SharedBytes, Vec<CallId>>,
 }
 
@@ -464,7 +497,7 @@ impl Queued {
     }
 
     pub(crate) fn insert(&mut self, queued: QueuedCall) {
-        for key in &queued.awaited {
+        for key in keys_of(&queued.reply) {
             self.by_key.entry(key.clone()).or_default().push(queued.call);
         }
         self.calls.insert(queued.call, queued);
@@ -481,25 +514,32 @@ impl Queued {
         if self.by_key.is_empty() {
             return granted;
         }
+        let mut waiting = Vec::new();
         for call in self.by_key.remove(key).unwrap_or_default() {
             let Some(queued) = self.calls.get_mut(&call) else { continue };
             queued.awaited.retain(|awaited| awaited != key);
-            if queued.awaited.is_empty() {
-                granted.extend(self.calls.remove(&call));
+            match queued.awaited.is_empty() {
+                true => granted.extend(self.take_call(call)),
+                false => waiting.push(call),
             }
+        }
+        if !waiting.is_empty() {
+            self.by_key.insert(key.clone(), waiting);
         }
         granted
     }
 
-    /// An entry is gone: the calls that waited for it.
-    pub(crate) fn take_ended(&mut self, key: &SharedBytes) -> Vec<QueuedCall> {
-        let Some(calls) = self.by_key.get(key).cloned() else { return Vec::new() };
+    /// An entry is gone, granted or not: the calls that have it among their places.
+    pub(crate) fn take_ended(&mut self, entry: &LockEntry) -> Vec<QueuedCall> {
+        let Some(calls) = self.by_key.get(&entry.key) else { return Vec::new() };
+        let has_it = |call: &CallId| self.calls.get(call).is_some_and(|queued| queued.reply.token == entry.token);
+        let calls: Vec<CallId> = calls.iter().copied().filter(has_it).collect();
         calls.into_iter().filter_map(|call| self.take_call(call)).collect()
     }
 
     pub(crate) fn take_call(&mut self, call: CallId) -> Option<QueuedCall> {
         let queued = self.calls.remove(&call)?;
-        for key in &queued.awaited {
+        for key in keys_of(&queued.reply) {
             if let Some(calls) = self.by_key.get_mut(key) {
                 calls.retain(|other| *other != call);
                 if calls.is_empty() {

@@ -28,6 +28,7 @@ use crate::question::{PeerAnswers, Question, Questions};
 use crate::read::{Confirmed, Reads};
 use crate::ready::raft_entry;
 use crate::role::{election_ticks, is_only_voter};
+use crate::roll_call::RollCall;
 use crate::status::Roles;
 use crate::transfer::Transfer;
 use crate::vouch::Vouches;
@@ -61,6 +62,8 @@ pub struct Replica {
     pub(crate) last_tick_ms: u64,
     /// All pauses of this process together, see [`crate::deadlines`].
     pub(crate) paused_ms: u64,
+    /// When the last pause ended that was given back whole, by the clock that leaves pauses out.
+    pub(crate) resumed_ms: Option<u64>,
     pub(crate) role: (StateRole, u64),
     /// Who leads, as far as this member knows, and in which term.
     pub(crate) leader: (MemberId, u64),
@@ -73,6 +76,9 @@ pub struct Replica {
     pub(crate) membership: Membership,
     pub(crate) roles: Roles,
     pub(crate) transfers: Vec<Transfer>,
+    /// Whether this leader is looking for a successor.
+    pub(crate) seeks_successor: bool,
+    pub(crate) roll_call: Option<RollCall>,
     pub(crate) unsent: Vec<Unsent>,
     pub(crate) proposals: Proposals,
     pub(crate) forwards: Forwards,
@@ -105,7 +111,8 @@ pub struct Replica {
     pub(crate) is_commit_unsaved: bool,
     /// What the leader was told last of this member's log, and when.
     pub(crate) acknowledged: Option<(Acknowledged, u64)>,
-    /// Places in queues that other members ask for and that can wait a little, in the term in which they came.
+    /// Commands of other members that can wait a little, in the term in which they came: places in queues, and changes
+    /// of members that wait for a roll call.
     pub(crate) held_joins: Vec<HeldJoin>,
     pub(crate) timeouts_due_ms: u64,
     /// Compaction has left something to free.
@@ -189,6 +196,7 @@ impl Replica {
             wake_ms: now.monotonic_ms,
             last_tick_ms: now.monotonic_ms,
             paused_ms: 0,
+            resumed_ms: None,
             role,
             leader: (raft::INVALID_ID, 0),
             leading: false,
@@ -197,6 +205,8 @@ impl Replica {
             membership: Membership::default(),
             roles: Roles::of(&configuration),
             transfers: Vec::new(),
+            seeks_successor: false,
+            roll_call: None,
             unsent: Vec::new(),
             proposals: Proposals::default(),
             forwards: Forwards::default(),
@@ -295,10 +305,8 @@ impl Replica {
         let now_ms = self.now.monotonic_ms;
         let late_ms = now_ms.saturating_sub(self.wake_ms.max(before));
         if late_ms >= self.config.election_min_ms / 2 {
-            // Rule 14: clients could not reach a leader that did not run. It may have stopped right after its
-            // last step, so all of the time since then is given back, not only what it overslept.
-            self.paused_ms += now_ms - before;
-            self.last_tick_ms = now_ms.saturating_sub(self.config.tick_ms);
+            let given_back_ms = self.give_back(now_ms - before, late_ms);
+            self.last_tick_ms = (self.last_tick_ms + given_back_ms).min(now_ms.saturating_sub(self.config.tick_ms));
             self.doubt_what_came_before();
         }
         let ticked = now_ms - self.last_tick_ms >= self.config.tick_ms;
@@ -323,6 +331,31 @@ impl Replica {
             self.checkpoint_due();
             self.compact_history();
         }
+    }
+
+    /// How much of the time since the last step does not count, because this member was paused.
+    ///
+    /// Rule 14: clients could not reach a leader that did not run. It may have stopped right after its last step, so
+    /// all of that time is given back, not only what it overslept. But a member whose every step is late is slow
+    /// and not paused: it takes its inputs in every step, so clients do reach it. If it gave back all of its gaps, its
+    /// clock would stand still, no lease would end and no call would time out. Therefore a gap is given back whole
+    /// only if the member has run for a while since the last one. Any other gap counts up to the lateness that every
+    /// step is allowed, so that the clock goes on, and no further, so that one long gap among short ones does not end
+    /// the leases of clients that could not renew them.
+    fn give_back(&mut self, gap_ms: u64, late_ms: u64) -> u64 {
+        // The gap counts in `running_ms` until it is given back.
+        let ran_until_ms = self.running_ms() - gap_ms;
+        let steady_ms = 2 * self.config.election_max_ms;
+        let is_pause = self.resumed_ms.is_none_or(|resumed_ms| ran_until_ms - resumed_ms >= steady_ms);
+        let given_back_ms = match is_pause {
+            true => gap_ms,
+            false => late_ms - self.config.election_min_ms / 2,
+        };
+        if is_pause {
+            self.resumed_ms = Some(ran_until_ms);
+        }
+        self.paused_ms += given_back_ms;
+        given_back_ms
     }
 
     /// Looks at everything that waits, so once in a tick is often enough.
@@ -420,6 +453,7 @@ impl Replica {
             }
             Input::Message { from, message } => self.take_message(from, &message),
             Input::RefusedAsRemoved { by } => self.take_refusal_as_removed(by),
+            Input::PeerLost { member } => drop(self.heard_ms.remove(&member)),
             Input::Persisted { number } => self.persisted(number),
             Input::SnapshotSaved { index, bytes } => self.snapshot_saved(index, bytes),
             Input::SnapshotFailed { index } => self.snapshot_failed(index),
@@ -432,6 +466,7 @@ impl Replica {
 
     pub(crate) fn take_message(&mut self, from: MemberId, message: &Bytes) {
         self.heard_ms.insert(from, self.running_ms());
+        self.note_present(from);
         match message::decode(message) {
             Some(PeerMessage::Raft(message)) => self.take_raft_message(from, *message),
             Some(PeerMessage::Hello { term, boot }) => self.take_hello(from, term, boot),
@@ -485,10 +520,11 @@ impl Replica {
         {
             wake = wake.min(deadline + self.paused_ms);
         }
-        if let Some(due_ms) = self.unsent_due_ms().filter(|_| self.can_send()) {
+        // What waits for a roll call is unsent, too, and looked at in every step.
+        if let Some(due_ms) = self.unsent_due_ms().filter(|_| self.can_send() && self.roll_call.is_none()) {
             wake = wake.min(due_ms + self.paused_ms);
         }
-        if !self.reads.is_idle() || self.is_trimming {
+        if !self.reads.is_idle() || self.is_trimming || self.roll_call.is_some() {
             wake = wake.min(now_ms + self.config.tick_ms);
         }
         wake.max(now_ms + 1)

@@ -19,7 +19,8 @@ impl Replica {
         is_only_voter(self.config.member, self.node.store().configuration())
     }
 
-    /// Whether something was heard of another member lately.
+    /// Whether another member was heard of lately and its connection is not known to be lost. It may be dead all the
+    /// same: what depends on it calls the roll.
     pub(crate) fn is_active(&self, member: MemberId) -> bool {
         let heard_ms = self.heard_ms.get(&member);
         heard_ms.is_some_and(|heard_ms| self.running_ms() - heard_ms <= 2 * self.config.election_max_ms)
@@ -76,6 +77,7 @@ impl Replica {
         self.granting.clear();
         self.greeted = Greeted::default();
         self.delivered.clear();
+        (self.seeks_successor, self.roll_call) = (false, None);
         if self.leading {
             self.leading = false;
             self.history_samples.clear();

@@ -184,12 +184,18 @@ impl Hub {
         }
     }
 
-    /// Ends a step: gives out what was fed, then answers those who asked how far they are.
-    pub(crate) fn flush(&mut self, machine: &Machine, term: u64, outputs: &mut Vec<Output>) {
+    /// Gives out what was fed so far. The rest of a step may tell the same watches something that comes after it.
+    pub(crate) fn flush_fed(&mut self, machine: &Machine, term: u64, outputs: &mut Vec<Output>) {
         let revision = machine.state().revision();
         for ((stream, watch), feed) in std::mem::take(&mut self.fed) {
             outputs.push(commits_notice(stream, watch, feed, revision, term));
         }
+    }
+
+    /// Ends a step: gives out what was fed, then answers those who asked how far they are.
+    pub(crate) fn flush(&mut self, machine: &Machine, term: u64, outputs: &mut Vec<Output>) {
+        self.flush_fed(machine, term, outputs);
+        let revision = machine.state().revision();
         let streams = &self.streams;
         self.progress_wanted.retain(|stream| {
             let all_synced = match streams.get(stream) {

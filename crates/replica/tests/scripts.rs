@@ -42,6 +42,7 @@ scripts!(
     lease_checkpoints,
     pauses,
     locks,
+    dead_leases,
     patience,
     lock_service,
     barriers,

@@ -28,6 +28,8 @@ pub const LEASE_EXISTS: Error = Error(Code::FailedPrecondition, "etcdserver: lea
 pub const LEASE_TTL_TOO_LARGE: Error = Error(Code::OutOfRange, "etcdserver: too large lease TTL");
 pub const NO_LEADER: Error = Error(Code::Unavailable, "etcdserver: no leader");
 pub const LEADER_CHANGED: Error = Error(Code::Unavailable, "etcdserver: leader changed");
+const OUTCOME_UNKNOWN: Error =
+    Error(Code::Unavailable, "etcdserver: request timed out, possibly due to previous leader failure");
 pub const TIMED_OUT: Error = Error(Code::Unavailable, "etcdserver: request timed out");
 pub const STOPPED: Error = Error(Code::Unavailable, "etcdserver: server stopped");
 pub const CORRUPT: Error = Error(Code::DataLoss, "etcdserver: corrupt cluster");
@@ -132,6 +134,7 @@ pub fn of_failure(failure: &Failure) -> Error {
         Failure::NoLeader => NO_LEADER,
         Failure::TimedOut => TIMED_OUT,
         Failure::LeaderChanged => LEADER_CHANGED,
+        Failure::OutcomeUnknown => OUTCOME_UNKNOWN,
         Failure::Overloaded => TOO_MANY_REQUESTS,
         Failure::TooLarge => TOO_LARGE,
         Failure::EntryEnded(_) => SESSION_EXPIRED,
@@ -227,10 +230,12 @@ mod tests {
         ];
         let not_ready = "etcdserver: can only promote a learner member which is in sync with leader";
         let not_enough = "etcdserver: re-configuration failed due to not enough started members";
+        let outcome_unknown = "etcdserver: request timed out, possibly due to previous leader failure";
         let failures = [
             (Failure::NoLeader, Unavailable, "etcdserver: no leader"),
             (Failure::TimedOut, Unavailable, "etcdserver: request timed out"),
             (Failure::LeaderChanged, Unavailable, "etcdserver: leader changed"),
+            (Failure::OutcomeUnknown, Unavailable, outcome_unknown),
             (Failure::Overloaded, ResourceExhausted, "etcdserver: too many requests"),
             (Failure::TooLarge, InvalidArgument, "etcdserver: request is too large"),
             (Failure::EntryEnded(LockEnd::LeaseExpired), Unknown, "mutex: session is expired"),

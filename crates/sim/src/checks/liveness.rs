@@ -40,10 +40,14 @@ impl Check for Liveness {
                         Err(format!("{request:?} timed out after {waited_us} us"))
                     }
                     Err(Failure::Overloaded) if context.plan.replica.inflight_bytes < 1 << 20 => Ok(()),
-                    Err(Failure::LeaderChanged) if !is_alone => Ok(()),
+                    Err(Failure::LeaderChanged | Failure::OutcomeUnknown) if !is_alone => Ok(()),
                     Err(
                         failure
-                        @ (Failure::LeaderChanged | Failure::Overloaded | Failure::TooLarge | Failure::Stopping),
+                        @ (Failure::LeaderChanged
+                        | Failure::OutcomeUnknown
+                        | Failure::Overloaded
+                        | Failure::TooLarge
+                        | Failure::Stopping),
                     ) => Err(format!("{request:?} failed: {failure}")),
                     _ => Ok(()),
                 };

@@ -288,7 +288,7 @@ impl Traffic {
         if let Request::Lock(lock) = &call.request {
             client.lock_answered(lock, answer);
         }
-        if let Err(Failure::TimedOut | Failure::LeaderChanged) = &answer.result {
+        if let Err(Failure::TimedOut | Failure::LeaderChanged | Failure::OutcomeUnknown) = &answer.result {
             client.doubt(&call.request);
         }
         self.note_beliefs(call.client);

@@ -295,7 +295,7 @@ pub(super) fn too_long(asked_ms: Option<u64>, granted_ms: u64) -> Option<String>
 fn in_words(failure: &Failure) -> String {
     match failure {
         Failure::EntryEnded(cause) => format!("the place in the queue is gone: {}", end_in_words(*cause)),
-        Failure::TimedOut | Failure::LeaderChanged => format!("{failure}: whether it was done is not known"),
+        Failure::TimedOut | Failure::OutcomeUnknown => format!("{failure}: whether it was done is not known"),
         failure => failure.to_string(),
     }
 }
