@@ -114,10 +114,12 @@ fn pure_rooms_stay_pure() {
     }
 }
 
-/// The room around it is not pure, but a simulation shall be able to run this part of it.
+/// The parts of the client that decide something. The client around them is not pure, but the simulation runs these.
 #[test]
-fn the_lifecycle_of_a_lease_is_pure() {
-    assert_pure(&rooms()["client"].join("src/lifecycle.rs"));
+fn what_the_client_decides_is_decided_purely() {
+    for file in ["lifecycle.rs", "requests.rs"] {
+        assert_pure(&rooms()["client"].join("src").join(file));
+    }
 }
 
 fn assert_pure(file: &Path) {

@@ -18,8 +18,9 @@ use tokio::sync::{OwnedMutexGuard, watch};
 
 use crate::keeper::HeldLease;
 use crate::lifecycle::Cause;
+use crate::requests::Names;
 use crate::session::Session;
-use crate::session_stream::Granted;
+use crate::session_stream::{Granted, names_of};
 use crate::shared_sessions::SharedSessions;
 use crate::signed::Signatures;
 use crate::{Client, Deadline, Error, LeaseId, LockError};
@@ -42,7 +43,7 @@ pub struct Held {
 }
 
 struct Grant {
-    names: Vec<String>,
+    names: Names,
     key: String,
     token: i64,
     slot: u32,
@@ -60,7 +61,7 @@ impl Held {
     pub(crate) fn new(asked: &proto::SessionLock, asked_ms: u64, granted: Granted, session: &Session) -> Held {
         let Granted { token, slot, signature, ended } = granted;
         let (lease, ttl, client) = (session.held_lease().clone(), session.ttl(), session.client().clone());
-        let names = [std::slice::from_ref(&asked.name), &asked.more_names].concat();
+        let names = names_of(asked);
         let (key, holder) = (format!("{}/{:x}", asked.name, lease.id), asked.holder_id.clone());
         let signatures = Signatures::of_grant(&asked.name, signature, asked_ms);
         Held { grant: Arc::new(Grant { names, key, token, slot, holder, signatures, lease, ttl, client, ended }) }
@@ -224,7 +225,7 @@ impl Place {
     async fn give_back(&mut self) -> Result<(), LockError> {
         let before = self.held.check();
         self.held.end(Cause::Released);
-        let released = self.session.unlock(self.held.names(), self.held.token()).await;
+        let released = self.session.unlock(&self.held.grant.names, self.held.token()).await;
         // What could not be told now is told in the background; see `drop`.
         self.given_back = !matches!(&released, Err(error) if error.is_passing());
         match released {
@@ -255,7 +256,7 @@ impl Drop for Place {
         }
         let keeper = session.keeper().clone();
         keeper.owe(async move {
-            session.give_back(held.names(), held.token()).await;
+            session.give_back(&held.grant.names, held.token()).await;
             return_session(&session);
         });
     }

@@ -61,6 +61,7 @@ pub mod lifecycle;
 mod lock;
 mod maintenance;
 mod places;
+pub mod requests;
 mod session;
 mod session_stream;
 mod shared_sessions;
@@ -81,6 +82,7 @@ pub use describe::{
 pub use diagnose::Cause;
 pub use durations::Durations;
 pub use election::{CampaignRequest, Leader, Leadership, Observer};
+pub use endpoint::EndpointOrder;
 pub use error::{Attempt, Error};
 pub use etcd_lock::HeldKey;
 pub use guard::{Held, LockGuard, Lost};
@@ -122,7 +124,7 @@ impl From<Option<tenure_api::etcdserverpb::ResponseHeader>> for Header {
     }
 }
 
-/// How long things may take.
+/// How long things may take, and which servers are used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
     /// For a call, all repetitions included. Calls that wait for their turn (lock, campaign) have no limit.
@@ -131,11 +133,18 @@ pub struct Settings {
     /// Whether the client asks who else belongs to the cluster, to go there if need be. Members are found where
     /// they say that clients find them; without it, only the endpoints that were given are used.
     pub discover: bool,
+    /// In which order the endpoints are tried.
+    pub endpoint_order: EndpointOrder,
 }
 
 impl Default for Settings {
     fn default() -> Settings {
-        Settings { timeout: Duration::from_secs(5), connect_timeout: Duration::from_secs(2), discover: true }
+        Settings {
+            timeout: Duration::from_secs(5),
+            connect_timeout: Duration::from_secs(2),
+            discover: true,
+            endpoint_order: EndpointOrder::default(),
+        }
     }
 }
 

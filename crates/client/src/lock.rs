@@ -1,6 +1,5 @@
 //! Asking for a lock: what is asked for, and what comes of it.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
@@ -13,7 +12,8 @@ use tonic::Code;
 use crate::describe::time;
 use crate::guard::{Held, LockGuard, Lost, Place};
 use crate::lifecycle::{CancelAt, Cause};
-use crate::session::{DEFAULT_TTL, Entry, Session};
+use crate::requests::Ticket;
+use crate::session::{DEFAULT_TTL, Entry, Session, next_ticket};
 use crate::session_stream::{Granted, Refused};
 use crate::shared_sessions::{SessionKind, SharedSessions};
 use crate::{Client, Error, Mode, Waiter, clock};
@@ -209,26 +209,24 @@ impl LockRequest {
         let shared_sessions = self.session.is_none().then(|| Arc::downgrade(&self.client.shared_sessions));
         let request = self.request(&session);
         let asked_ms = clock::now_ms();
-        let ticket = NEXT_TICKET.fetch_add(1, Ordering::Relaxed);
+        let ticket = next_ticket();
         let mut asking = Asking { session: session.clone(), ticket, turns, shared_sessions, is_settled: false };
         let answer = tokio::select! {
             answer = self.ask(&session, ticket, &request, started) => answer,
             cause = session.lost() => Err(self.lease_lost(cause)),
         };
-        let unknown = matches!(&answer, Err(LockError::Call(error)) if error.outcome_is_unknown());
-        asking.is_settled = !unknown;
-        let granted = match answer? {
-            Ok(granted) => granted,
-            Err(refused) => {
-                drop(asking);
-                return Err(self.refused(&session, refused, started).await);
+        match answer? {
+            Ok(granted) => {
+                let place = asking.into_place(Held::new(&request, asked_ms, granted, &session));
+                session.entered(&place, self.mode, &self.owner);
+                Ok(LockGuard::new(place))
             }
-        };
-        let held = Held::new(&request, asked_ms, granted, &session);
-        let (turns, shared_sessions) = (std::mem::take(&mut asking.turns), asking.shared_sessions.take());
-        let place = Arc::new(Place { held, session: session.clone(), shared_sessions, turns, given_back: false });
-        session.entered(&place, self.mode, &self.owner);
-        Ok(LockGuard::new(place))
+            Err(refused) => {
+                asking.is_settled = true;
+                drop(asking);
+                Err(self.refused(&session, refused, started).await)
+            }
+        }
     }
 
     fn session_kind(&self) -> SessionKind {
@@ -278,7 +276,7 @@ impl LockRequest {
     async fn ask(
         &self,
         session: &Session,
-        ticket: u64,
+        ticket: Ticket,
         request: &proto::SessionLock,
         started: Instant,
     ) -> Result<Result<Granted, Refused>, LockError> {
@@ -362,16 +360,23 @@ fn silence(session: &Session, started: Instant) -> Error {
     }
 }
 
-static NEXT_TICKET: AtomicU64 = AtomicU64::new(1);
-
-/// A question to the server whose answer may never be read. Then nobody knows whether the session
-/// has a place, or even the lock, until the server is asked again.
+/// A lock request whose answer is not known to its caller yet. Dropped before that, it gives back what the session has
+/// got for it: a place in the queue, or the lock itself if the grant was delivered and not read.
 struct Asking {
     session: Session,
-    ticket: u64,
+    ticket: Ticket,
     turns: Vec<OwnedMutexGuard<()>>,
     shared_sessions: Option<Weak<SharedSessions>>,
     is_settled: bool,
+}
+
+impl Asking {
+    /// From here on the place gives the lock back when it is dropped.
+    fn into_place(mut self, held: Held) -> Arc<Place> {
+        let (turns, shared_sessions) = (std::mem::take(&mut self.turns), self.shared_sessions.take());
+        self.is_settled = true;
+        Arc::new(Place { held, session: self.session.clone(), shared_sessions, turns, given_back: false })
+    }
 }
 
 impl Drop for Asking {
