@@ -44,6 +44,14 @@ pub enum Bug {
     RenewOtherMode,
     /// A lease that asks again for a lock that it has is told that it is renewed, and is not.
     RenewInName,
+    /// A grant is told without looking whether its lease lives.
+    TellTheDead,
+    /// A place is not left whose call was given up and whose entry a snapshot skipped.
+    ForgetGivenUp,
+    /// What watches were fed before a snapshot came in mid-step is given out after what follows it.
+    NoticesOutOfOrder,
+    /// A member whose every step is late takes each of them for the end of a pause.
+    StopLeaseClock,
 }
 
 thread_local! {

@@ -119,7 +119,13 @@ impl Replica {
         // Whether raft takes it shows in what it has ready.
         self.crank();
         // That may have applied something, and what comes in later in this step stands behind it.
-        self.hub.flush_fed(&self.machine, self.node.raft.term, &mut self.outputs);
+        #[cfg(feature = "planted")]
+        let is_late = planted::is(Bug::NoticesOutOfOrder);
+        #[cfg(not(feature = "planted"))]
+        let is_late = false;
+        if !is_late {
+            self.hub.flush_fed(&self.machine, self.node.raft.term, &mut self.outputs);
+        }
         if self.arrived.take().is_some() {
             self.outputs.push(Output::SnapshotRefused { index });
         }
@@ -228,6 +234,8 @@ impl Replica {
             _ => None,
         };
         match (waits, place) {
+            #[cfg(feature = "planted")]
+            (Waits::Lock { call: None, .. }, Some(_)) if planted::is(Bug::ForgetGivenUp) => {}
             (Waits::Lock { call: None, joiner }, Some(reply)) => self.leave(&reply, joiner),
             (Waits::Lock { call: Some(call), joiner }, Some(reply)) => {
                 if !reply.granted {

@@ -347,6 +347,8 @@ impl Replica {
         let ran_until_ms = self.running_ms() - gap_ms;
         let steady_ms = 2 * self.config.election_max_ms;
         let is_pause = self.resumed_ms.is_none_or(|resumed_ms| ran_until_ms - resumed_ms >= steady_ms);
+        #[cfg(feature = "planted")]
+        let is_pause = is_pause || tenure_machine::planted::is(tenure_machine::planted::Bug::StopLeaseClock);
         let given_back_ms = match is_pause {
             true => gap_ms,
             false => late_ms - self.config.election_min_ms / 2,

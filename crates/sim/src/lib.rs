@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 pub mod checks;
+pub mod coverage;
 pub mod describe;
 pub mod durable;
 pub mod events;

@@ -78,6 +78,13 @@ impl Planted {
                 Bug::GrantUnconfirmed,
                 Bug::ForgetChange,
                 Bug::SayNoLeader,
+                Bug::GrantOutlived,
+                Bug::RenewOtherMode,
+                Bug::RenewInName,
+                Bug::TellTheDead,
+                Bug::ForgetGivenUp,
+                Bug::NoticesOutOfOrder,
+                Bug::StopLeaseClock,
             ];
             all.extend(inside.map(Inside));
             let in_storage = [

@@ -329,7 +329,11 @@ fn changes_configuration(kind: u8) -> bool {
 fn is_members_own(command: &Command) -> bool {
     matches!(
         command,
-        Command::LeaseExpire { .. } | Command::LeaseCheckpoint { .. } | Command::Leave(_) | Command::Compact { .. }
+        Command::LeaseExpire { .. }
+            | Command::LeaseCheckpoint { .. }
+            | Command::Leave(_)
+            | Command::Compact { .. }
+            | Command::Alarm(_)
     )
 }
 
@@ -346,6 +350,7 @@ fn is_same(machine: &Result<Reply, Refusal>, model: &Result<Reply, Refusal>) -> 
             (&machine.name, machine.waiting) == (&model.name, model.waiting)
         }
         (Ok(Reply::ForceReleased(_)), Ok(Reply::Unlocked { .. })) => true,
+        (Ok(Reply::LockForgotten { .. }), Ok(Reply::LockForgotten { .. })) => true,
         (machine, model) => machine == model,
     }
 }

@@ -15,6 +15,7 @@ pub enum Request {
         epoch: u64,
     },
     TimeToLive(LeaseId),
+    LeaseTimes(Vec<LeaseId>),
     ChangeMembers(MemberChange),
     TransferLeader(Option<MemberId>),
 }
@@ -49,6 +50,10 @@ impl Request {
             Request::KeepAlive { lease, epoch } => Input::KeepAlive { call, lease: *lease, epoch: *epoch },
             Request::TimeToLive(lease) => {
                 let read = Read::LeaseTimeToLive(*lease);
+                Input::Read { call, read, consistency: Consistency::Linearizable }
+            }
+            Request::LeaseTimes(leases) => {
+                let read = Read::LeaseTimes(leases.clone());
                 Input::Read { call, read, consistency: Consistency::Linearizable }
             }
             Request::ChangeMembers(change) => Input::ChangeMembers { call, change: change.clone() },

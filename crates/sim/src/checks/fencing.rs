@@ -7,10 +7,10 @@
 
 use std::collections::BTreeMap;
 
-use tenure_machine::{LeaseId, Mode, Reply, Revision};
+use tenure_machine::{Command, LeaseId, Mode, Reply, Revision};
 use tenure_replica::Answered;
 
-use super::{Check, Context, Seen, slack_us};
+use super::{Check, Context, Seen, is_of_this_life, slack_us};
 use crate::request::{Call, Request};
 
 #[derive(Default)]
@@ -39,13 +39,19 @@ impl Check for Fencing {
     fn see(&mut self, seen: &Seen<'_>, context: &Context<'_>) -> Result<(), String> {
         match seen {
             Seen::Issued { call, .. } => self.write_all(call.client, context),
+            Seen::Applied { command: Some(Command::LeaseGrant(grant)), outcome, .. } if outcome.reply.is_ok() => {
+                self.promised.remove(&grant.lease);
+                Ok(())
+            }
             Seen::Believed { lease, holds, .. } => {
                 self.kept.insert(*lease, *holds);
                 Ok(())
             }
             Seen::Answered { call, answer, .. } => match (&call.request, &answer.result) {
                 (Request::Propose(_), Ok(Answered::Reply(Reply::LeaseGranted { lease, ttl_ms })))
-                | (Request::KeepAlive { lease, .. }, Ok(Answered::KeptAlive { ttl_ms: Some(ttl_ms) })) => {
+                | (Request::KeepAlive { lease, .. }, Ok(Answered::KeptAlive { ttl_ms: Some(ttl_ms) }))
+                    if is_of_this_life(call, *lease, context) =>
+                {
                     let span_us = ttl_ms * 1000;
                     let promised = self.promised.entry(*lease).or_default();
                     *promised = (*promised).max((call.issued_us + span_us, span_us));

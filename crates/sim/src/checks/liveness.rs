@@ -42,8 +42,7 @@ impl Check for Liveness {
                     Err(Failure::Overloaded) if context.plan.replica.inflight_bytes < 1 << 20 => Ok(()),
                     Err(Failure::LeaderChanged | Failure::OutcomeUnknown) if !is_alone => Ok(()),
                     Err(
-                        failure
-                        @ (Failure::LeaderChanged
+                        failure @ (Failure::LeaderChanged
                         | Failure::OutcomeUnknown
                         | Failure::Overloaded
                         | Failure::TooLarge

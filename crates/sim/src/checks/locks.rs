@@ -5,11 +5,12 @@
 //! the same time, and nothing that was told is given up by a member on its own.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 
 use tenure_machine::{Command, LeaseId, Lock, LockReply, MemberId, Mode, Reply, Revision};
 use tenure_replica::{Answered, CallId, Failure};
 
-use super::{Check, Context, Seen, slack_us};
+use super::{Check, Context, Seen, is_of_this_life, slack_us};
 use crate::model::Stay;
 use crate::request::{Call, Request};
 
@@ -75,7 +76,13 @@ impl Check for Locks {
                     return Err(format!("{leave:?} ends a place that its call was told to hold"));
                 }
             }
-            Seen::Answered { id, call, answer, .. } => return self.answered(*id, call, &answer.result, context),
+            Seen::Answered { id, call, answer, within } => {
+                return self.answered(*id, call, &answer.result, within, context);
+            }
+            // Another life of the same id: what was promised to the one before counts no more.
+            Seen::Applied { command: Some(Command::LeaseGrant(grant)), outcome, .. } if outcome.reply.is_ok() => {
+                self.promised.remove(&grant.lease);
+            }
             _ => {}
         }
         Ok(())
@@ -88,18 +95,21 @@ impl Locks {
         id: CallId,
         call: &Call,
         result: &Result<Answered, Failure>,
+        within: &RangeInclusive<u64>,
         context: &Context<'_>,
     ) -> Result<(), String> {
         match (&call.request, result) {
             (Request::Propose(_), Ok(Answered::Reply(Reply::LeaseGranted { lease, ttl_ms })))
-            | (Request::KeepAlive { lease, .. }, Ok(Answered::KeptAlive { ttl_ms: Some(ttl_ms) })) => {
+            | (Request::KeepAlive { lease, .. }, Ok(Answered::KeptAlive { ttl_ms: Some(ttl_ms) }))
+                if is_of_this_life(call, *lease, context) =>
+            {
                 let span_us = ttl_ms * 1000;
                 let promised = self.promised.entry(*lease).or_default();
                 *promised = (*promised).max((call.issued_us + span_us, span_us));
                 Ok(())
             }
             (Request::Lock(lock), Ok(Answered::Lock(reply))) => {
-                self.granted(call, lock, reply, context).map_err(|what| format!("call {id}, {reply:?}: {what}"))
+                self.granted(call, lock, reply, within, context).map_err(|what| format!("call {id}, {reply:?}: {what}"))
             }
             (Request::Lock(lock), Ok(Answered::Reply(Reply::Busy(_)))) if lock.try_once => Ok(()),
             (Request::Lock(lock), Err(Failure::EntryEnded(_))) => {
@@ -114,7 +124,17 @@ impl Locks {
         }
     }
 
-    fn granted(&mut self, call: &Call, lock: &Lock, reply: &LockReply, context: &Context<'_>) -> Result<(), String> {
+    fn granted(
+        &mut self,
+        call: &Call,
+        lock: &Lock,
+        reply: &LockReply,
+        within: &RangeInclusive<u64>,
+        context: &Context<'_>,
+    ) -> Result<(), String> {
+        if context.reference.model.lease_within(lock.lease, within).is_none() {
+            return Err(format!("its lease {:x} is not alive at any index of {within:?}", lock.lease));
+        }
         if !reply.granted || self.left.contains(&lock.call) {
             return Err("the place was not granted, or was left".to_owned());
         }

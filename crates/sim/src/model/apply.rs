@@ -1,6 +1,8 @@
 //! What each command does to the model.
 
-use tenure_machine::{Command, Delete, Envelope, KeyValue, LeaseGrant, LeaseId, LockEnd, Put, Refusal, Reply};
+use tenure_machine::{
+    Alarm, AlarmChange, Command, Delete, Envelope, KeyValue, LeaseGrant, LeaseId, LockEnd, Put, Refusal, Reply,
+};
 
 use super::{Lease, Model, Outcome};
 
@@ -71,7 +73,7 @@ impl Model {
             }
             Command::Lock(lock) => self.lock(lock),
             Command::Leave(leave) => Ok(Reply::Left { left: self.leave(leave) }),
-            Command::Alarm(_) => Ok(Reply::Alarms(Vec::new())),
+            Command::Alarm(change) => Ok(Reply::Alarms(self.change_alarm(*change))),
             Command::Publish(member) => {
                 self.describe(member);
                 Ok(Reply::Published)
@@ -101,7 +103,11 @@ impl Model {
                 self.level_pin = *level;
                 Ok(Reply::Level { level: self.level, pin: self.level_pin })
             }
-            Command::ForgetLock { .. } => unreachable!("nobody in this world sends {command:?}"),
+            // How many recent holders that were is left out: it is the machine's to count.
+            Command::ForgetLock { name } => match self.queues.contains_key(&name[..]) {
+                true => Err(Refusal::InUse),
+                false => Ok(Reply::LockForgotten { holders: 0 }),
+            },
         }
     }
 
@@ -121,7 +127,29 @@ impl Model {
         self.leases.get_mut(&lease)?.last_mut().filter(|life| life.ended.is_none())
     }
 
+    fn change_alarm(&mut self, change: AlarmChange) -> Vec<Alarm> {
+        match change {
+            AlarmChange::Raise(alarm) => {
+                self.alarms.insert(alarm);
+                vec![alarm]
+            }
+            AlarmChange::Clear(pattern) => {
+                let is_meant =
+                    |alarm: &&Alarm| alarm.kind == pattern.kind && [0, alarm.member].contains(&pattern.member);
+                let cleared: Vec<Alarm> = self.alarms.iter().filter(is_meant).copied().collect();
+                self.alarms.retain(|alarm| !cleared.contains(alarm));
+                cleared
+            }
+        }
+    }
+
+    /// Whatever makes the store larger is refused while it is full.
+    pub(super) fn check_growth(&self) -> Result<(), Refusal> {
+        if self.has_alarm() { Err(Refusal::NoSpace) } else { Ok(()) }
+    }
+
     pub(super) fn check_put(&self, put: &Put) -> Result<(), Refusal> {
+        self.check_growth()?;
         if put.key.is_empty() {
             return Err(Refusal::EmptyKey);
         }
@@ -159,6 +187,7 @@ impl Model {
     }
 
     fn grant(&mut self, grant: &LeaseGrant) -> Result<Reply, Refusal> {
+        self.check_growth()?;
         if self.lease(grant.lease).is_some() {
             return Err(Refusal::LeaseExists);
         }

@@ -22,6 +22,7 @@ impl Model {
         if keys.iter().any(|key| self.live(key).is_some()) {
             return self.lock_again(lock, &names, &keys);
         }
+        self.check_growth()?;
         let busy = names.iter().find(|name| !self.would_grant(name, lock.mode));
         if let Some(name) = busy.filter(|_| lock.try_once) {
             return Ok(Reply::Busy(self.busy(name)));

@@ -11,12 +11,12 @@ mod members;
 mod range;
 mod txn;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use tenure_machine::{
-    Commit, Event, KeyValue, Keys, LeaseId, Level, LockEnd, Member, MemberId, Mode, Refusal, Reply, Revision,
+    Alarm, Commit, Event, KeyValue, Keys, LeaseId, Level, LockEnd, Member, MemberId, Mode, Refusal, Reply, Revision,
 };
 
 pub use self::members::Configuration;
@@ -41,6 +41,7 @@ pub struct Model {
     forwarded: BTreeMap<MemberId, Forwarded>,
     level: Level,
     level_pin: Option<Level>,
+    alarms: BTreeSet<Alarm>,
     /// Every raise of the level: at which index, to which level.
     raises: Vec<(u64, Level)>,
 }
@@ -91,6 +92,11 @@ pub struct Outcome {
 impl Model {
     pub fn new(applied: u64) -> Model {
         Model { applied, revision: 1, ..Model::default() }
+    }
+
+    /// Only alarms of a full store are raised in this world.
+    pub fn has_alarm(&self) -> bool {
+        !self.alarms.is_empty()
     }
 
     pub fn level(&self) -> Level {

@@ -43,7 +43,7 @@ impl Traffic {
         vec![Doing::Call(request)]
     }
 
-    fn name(&mut self, plan: &Plan) -> Bytes {
+    pub(super) fn name(&mut self, plan: &Plan) -> Bytes {
         format!("lock/{}", self.random.below(plan.lock_names)).into()
     }
 

@@ -2,7 +2,7 @@
 
 use tenure_machine::lock::entry_key;
 use tenure_machine::{Leave, Lock, MemberChange, MemberId};
-use tenure_replica::{Answered, CallId, Input, StreamId, WatchRequest};
+use tenure_replica::{Answered, CallId, Input, LockWatchRequest, StreamId, WatchRequest};
 
 use super::{Broken, Event, Own, Phase, Telling, Told, World, context, see};
 use crate::checks::Seen;
@@ -114,6 +114,8 @@ impl World {
                 Phase::Healed => self.fates.chores(&self.reference.model),
                 _ => Chores::default(),
             },
+            has_alarm: self.reference.model.has_alarm(),
+            level: self.reference.model.level(),
             voters: configuration.voters.iter().copied().collect(),
             learners: configuration.learners.iter().copied().collect(),
             lost: self.configured().into_iter().filter(|id| !is_there(id) && self.members[id].is_gone).collect(),
@@ -140,6 +142,28 @@ impl World {
             // Nobody listens: whatever was to be done is not done.
             Doing::Call(request) => self.whom(client).map_or(Ok(()), |member| self.issue(client, member, request)),
             Doing::Cancel(id) => self.give_up(id),
+            Doing::LockWatch(stream, request) => {
+                match self.streams.get(&stream).copied().or_else(|| self.whom(client)) {
+                    Some(member) => {
+                        self.streams.insert(stream, member);
+                        self.give(member, Input::LockWatch { stream, request });
+                    }
+                    None => self.traffic.died(&[], &[stream], self.now_us),
+                }
+                Ok(())
+            }
+            Doing::Session { stream, lease, is_open } => {
+                let Some(member) = self.streams.get(&stream).copied().or_else(|| self.whom(client)) else {
+                    return Ok(());
+                };
+                if is_open {
+                    self.streams.insert(stream, member);
+                    self.give(member, Input::SessionOpened { stream, lease });
+                } else if self.streams.contains_key(&stream) {
+                    self.give(member, Input::SessionClosed { stream, lease });
+                }
+                Ok(())
+            }
             Doing::Watch(stream, request) => {
                 let member = match self.streams.get(&stream) {
                     Some(member) => Some(*member),
@@ -253,8 +277,9 @@ impl World {
             // Its member was removed meanwhile.
             if let Some(member) = self.streams.remove(&stream) {
                 self.give(member, Input::Watch { stream, request: WatchRequest::Close });
+                self.give(member, Input::LockWatch { stream, request: LockWatchRequest::Close });
             }
-            self.traffic.cut_off(stream);
+            self.traffic.died(&[], &[stream], self.now_us);
         }
         let doing = self.traffic.read_on();
         doing.into_iter().try_for_each(|(client, doing)| self.perform(client, doing))

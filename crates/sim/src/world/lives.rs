@@ -175,6 +175,13 @@ impl World {
         }
     }
 
+    /// From now on every step of a member comes so much later; a restart changes nothing about it.
+    pub fn slow_down(&mut self, id: MemberId, late_us: u64) {
+        self.trace.note(self.now_us, format_args!("! member {id} takes every step {late_us} us late"));
+        self.members.values_mut().for_each(|member| member.late_us = 0);
+        self.member(id).late_us = late_us;
+    }
+
     /// Its clock leaps ahead, or falls behind what it would show. It never goes back: whoever falls behind stands
     /// still for as long.
     pub fn shift_clock(&mut self, id: MemberId, by_us: i64) {
@@ -192,6 +199,9 @@ impl World {
         let lost: Vec<CallId> = self.calls.iter().filter(|(_, call)| call.member == id).map(|(id, _)| *id).collect();
         let cut_off: Vec<StreamId> =
             self.streams.iter().filter(|(_, member)| **member == id).map(|(stream, _)| *stream).collect();
+        if self.plan.wide.is_some() {
+            self.lose_peer(id);
+        }
         lost.iter().filter_map(|id| self.calls.get(id)).for_each(|call| self.traffic.lost(call));
         self.traffic.died(&lost, &cut_off, self.now_us);
         self.calls.retain(|_, call| call.member != id);
@@ -203,6 +213,15 @@ impl World {
         }
         let down_us = self.random.spread(1_000, 1_500_000 * self.plan.slowness);
         self.events.at(self.now_us + down_us, Event::Restart(id));
+    }
+
+    /// The connections to a member that died break; some others notice it, sooner or later.
+    fn lose_peer(&mut self, id: MemberId) {
+        for other in self.members.keys().copied().filter(|other| *other != id).collect::<Vec<_>>() {
+            if self.random.percent(50) {
+                self.give(other, tenure_replica::Input::PeerLost { member: id });
+            }
+        }
     }
 
     pub(super) fn restart(&mut self, id: MemberId) -> Result<(), Broken> {

@@ -18,7 +18,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bytes::Bytes;
 use tenure_machine::{Lock, MemberId};
-use tenure_replica::{Answer, CallId, FIRST_INDEX, StreamId, WatchRequest};
+use tenure_replica::{Answer, CallId, FIRST_INDEX, Input, LockWatchRequest, StreamId, WatchRequest};
 
 use crate::checks::{self, Check, Context, Seen};
 use crate::events::Events;
@@ -137,6 +137,7 @@ enum Own {
     LogDone,
     Chunk,
     Stream(StreamId, WatchRequest),
+    LockStream(StreamId, LockWatchRequest),
     /// Of a call whose time is almost up.
     Hurry(CallId),
 }
@@ -299,6 +300,11 @@ impl World {
         let (until_us, due_us) = (life.paused_until_us, life.step_due_us);
         match what {
             Own::Stream(stream, request) => self.give_watch(member, stream, request),
+            Own::LockStream(stream, request) => {
+                if self.streams.get(&stream) == Some(&member) {
+                    self.give(member, Input::LockWatch { stream, request });
+                }
+            }
             Own::Hurry(call) => self.hurry(member, call),
             // Everything that waited is taken by one step when the process goes on.
             Own::Step if until_us > self.now_us => self.step_at(member, until_us),
@@ -416,6 +422,7 @@ impl World {
             Phase::Silent => {
                 let is_over = self.reference.model.leases().next().is_none();
                 if is_over || passed_us > self.plan.expired_within_us() {
+                    self.members.values_mut().for_each(|member| member.late_us = 0);
                     self.enter(Phase::Reading);
                 }
             }
