@@ -163,6 +163,7 @@ fn encode_command(command: &Command, into: &mut Vec<u8>) {
             into.push(20);
             encode_pin(*level, into);
         }
+        Command::EndLeases => into.push(21),
     }
 }
 
@@ -503,6 +504,7 @@ impl Decoder<'_> {
             17 => Command::ChangeMembers(decode_change(&mut self.reader, true)?),
             19 => Command::RaiseLevel { level: self.reader.small()? },
             20 => Command::PinLevel { level: decode_pin(&mut self.reader)? },
+            21 => Command::EndLeases,
             0 => return Err(DecodeError::Damaged("unknown command")),
             tag => return Err(DecodeError::UnknownCommand { tag }),
         })

@@ -84,6 +84,9 @@ pub enum Command {
     PinLevel {
         level: Option<Level>,
     },
+    /// Deletes more keys of leases that have ended, at most [`crate::limits::LEASE_KEYS_AT_ONCE`]. Proposed by the leader
+    /// while any are left; it may come from any term, and too often.
+    EndLeases,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

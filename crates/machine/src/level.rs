@@ -24,6 +24,9 @@
 //! Level 1:
 //! - The snapshot says the level, in a format that earlier releases refuse.
 //! - A lease that asks again for a lock with another mode is refused ([`Refusal::OtherMode`]).
+//! - One command deletes a bounded number of a lease's keys; [`Command::EndLeases`] deletes the rest.
+//! - The search for deadlocks misses nothing that it searches, goes through semaphores with one slot, and refuses what
+//!   it cannot decide ([`Refusal::DeadlockUnknown`]).
 //! - A place whose lease has ended is never granted: it ends when its turn comes.
 //! - A lock request that names no holder is held in the name of the lease's client.
 //! - A lease that asks again for a lock that it has is renewed ([`crate::LeaseChange::Renewed`]).
@@ -66,6 +69,7 @@ impl Command {
             | Command::ChangeMembers(_)
             | Command::RaiseLevel { .. }
             | Command::PinLevel { .. } => LOWEST,
+            Command::EndLeases => 1,
         }
     }
 

@@ -62,6 +62,10 @@ pub enum Reply {
     },
     MembersChanged,
     LeasesCheckpointed,
+    /// More keys of leases that have ended are deleted.
+    LeasesEnded {
+        deleted: usize,
+    },
     /// The feature level, and its pin, after a command about them.
     Level {
         level: Level,
@@ -267,6 +271,12 @@ pub enum Refusal {
     InUse,
     #[error("deadlock: {cycle}")]
     Deadlock { cycle: String },
+    /// Whether the request would close a circle could not be found out within [`crate::limits::DEADLOCK_SEARCH`] steps.
+    #[error(
+        "too many owners hold or wait: whether this request would deadlock was not found out in {} steps",
+        crate::limits::DEADLOCK_SEARCH
+    )]
+    DeadlockUnknown,
     /// Another stream goes on with the session.
     #[error("session was resumed elsewhere")]
     SessionResumed,

@@ -116,6 +116,7 @@ impl Replica {
             Command::LeaseGrant(grant) => drop(self.granting.remove(&grant.lease)),
             Command::Alarm(_) => self.alarm_asked = false,
             Command::Compact { .. } => self.compact_asked = false,
+            Command::EndLeases => self.ending_asked = false,
             Command::LeaseCheckpoint { left_ms, .. } => self.checkpointed(left_ms.clone()),
             _ => {}
         }
@@ -125,6 +126,9 @@ impl Replica {
             None => proposal.map(|proposal| proposal.waits),
         };
         self.tell(applied, waits);
+        if self.leading {
+            self.go_on_ending_leases();
+        }
     }
 
     pub(crate) fn give_up_over(&mut self, reason: String) {

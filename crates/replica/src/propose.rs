@@ -273,6 +273,21 @@ impl Replica {
         }
     }
 
+    /// A lease with very many keys ends by several commands, one after the other, so that others have a turn between
+    /// them.
+    pub(crate) fn go_on_ending_leases(&mut self) {
+        let state = self.machine.state();
+        if self.ending_asked || state.ending_leases().next().is_none() {
+            return;
+        }
+        // While members disagree about the state it takes none of these.
+        if state.alarms().iter().any(|alarm| alarm.kind == AlarmKind::Corrupt) {
+            return;
+        }
+        self.ending_asked = true;
+        self.propose(Command::EndLeases, Waits::Nobody);
+    }
+
     /// Rule 8: history is bounded by age and by size.
     pub(crate) fn compact_history(&mut self) {
         let now_ms = self.now.monotonic_ms;

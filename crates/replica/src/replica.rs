@@ -137,6 +137,7 @@ pub struct Replica {
     pub(crate) granting: BTreeSet<LeaseId>,
     pub(crate) alarm_asked: bool,
     pub(crate) compact_asked: bool,
+    pub(crate) ending_asked: bool,
     /// Of the command that is being proposed.
     pub(crate) encoded: Vec<u8>,
     /// What raft was given of them, and room for more.
@@ -248,6 +249,7 @@ impl Replica {
             granting: BTreeSet::new(),
             alarm_asked: false,
             compact_asked: false,
+            ending_asked: false,
             encoded: Vec::new(),
             proposed: BytesMut::with_capacity(PROPOSED_BYTES),
             gathered: Gathered::default(),
@@ -330,6 +332,7 @@ impl Replica {
             self.expire_due();
             self.checkpoint_due();
             self.compact_history();
+            self.go_on_ending_leases();
         }
     }
 

@@ -69,6 +69,32 @@ fn locking_again_renews_the_lease_from_level_1_on() {
 }
 
 #[test]
+fn a_leader_deletes_all_keys_of_a_lease_with_very_many() {
+    let (mut cluster, leader, follower) = cluster(12);
+    cluster.propose(leader, Asked::Other, Command::RaiseLevel { level: 1 });
+    let keys = 2 * limits::LEASE_KEYS_AT_ONCE + 100;
+    for first in (0..keys).step_by(limits::TXN_OPERATIONS) {
+        let put = |number: usize| {
+            let key = format!("of-the-lease/{number:06}").into();
+            let value = bytes::Bytes::new();
+            Op::Put(Put { key, value, lease: 7, prev_kv: false, ignore_value: false, ignore_lease: false })
+        };
+        let success = (first..keys.min(first + limits::TXN_OPERATIONS)).map(put).collect();
+        cluster.propose(follower, Asked::Other, Command::Txn(Txn { success, ..Txn::default() }));
+        cluster.keep_alive(follower, 7);
+        cluster.run(10);
+    }
+    cluster.run(50);
+    assert_eq!(cluster.hosts[&leader].replica.machine().state().lease_key_count(7), keys);
+    cluster.propose(follower, Asked::Other, Command::LeaseRevoke { lease: 7 });
+    cluster.run(200);
+    for member in MEMBERS {
+        let state = cluster.hosts[&member].replica.machine().state();
+        assert_eq!((state.keys(), state.ending_leases().count()), (0, 0), "at member {member}");
+    }
+}
+
+#[test]
 fn what_is_left_of_a_lease_is_known_everywhere() {
     let (mut cluster, leader, _) = cluster(2);
     cluster.run(500);

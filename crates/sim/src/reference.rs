@@ -334,6 +334,7 @@ fn is_members_own(command: &Command) -> bool {
             | Command::Leave(_)
             | Command::Compact { .. }
             | Command::Alarm(_)
+            | Command::EndLeases
     )
 }
 

@@ -52,7 +52,9 @@ impl View {
             if lock.try_once {
                 return Ok(Reply::Busy(self.busy(busy)));
             }
-            if !lock.owner.is_empty()
+            if !lock.owner.is_empty() && self.level >= 1 {
+                deadlock::check(&self.locks, lock)?;
+            } else if !lock.owner.is_empty()
                 && let Some(cycle) = deadlock::cycle(&self.locks, lock)
             {
                 return Err(Refusal::Deadlock { cycle });

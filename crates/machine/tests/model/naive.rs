@@ -378,6 +378,8 @@ impl Naive {
             // Time is not part of this model.
             Command::LeaseCheckpoint { term: proposed, .. } if *proposed != term => Ok(Reply::LeasesCheckpointed),
             Command::LeaseCheckpoint { .. } => self.sound().map(|()| Reply::LeasesCheckpointed),
+            // None has as many keys as would be left for it.
+            Command::EndLeases => self.sound().map(|()| Reply::LeasesEnded { deleted: 0 }),
             Command::RaiseLevel { level } => {
                 self.sound()?;
                 match self.level_pin {
@@ -649,6 +651,7 @@ impl Naive {
                 let is_through = granted.contains(&(other.name.clone(), other.token));
                 let goes_along = match mode {
                     Mode::Exclusive => false,
+                    Mode::Slots(1) if self.level > 0 => false,
                     Mode::Shared | Mode::Slots(_) => other.mode == mode,
                     Mode::Barrier(_) => other.mode == mode && !is_through,
                 };

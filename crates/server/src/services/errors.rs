@@ -74,6 +74,8 @@ pub const NOT_THE_HOLDER: Error = Error(Code::FailedPrecondition, "not the holde
 const NOT_HELD: Error = Error(Code::FailedPrecondition, "not held");
 const IN_USE: Error = Error(Code::FailedPrecondition, "lock is held or waited for");
 const DEADLOCK: Error = Error(Code::FailedPrecondition, "deadlock");
+const DEADLOCK_UNKNOWN: Error =
+    Error(Code::ResourceExhausted, "too many owners hold or wait to find out whether this request would deadlock");
 pub const NOBODY_LEADS: Error = Error(Code::NotFound, "election: no leader");
 pub const DOES_NOT_LEAD: Error = Error(Code::FailedPrecondition, "election: not leader");
 pub const SESSION_RESUMED: Error = Error(Code::Aborted, "session was resumed elsewhere");
@@ -117,6 +119,7 @@ pub fn of_refusal(refusal: &Refusal) -> Error {
         Refusal::NotHeld => NOT_HELD,
         Refusal::InUse => IN_USE,
         Refusal::Deadlock { .. } => DEADLOCK,
+        Refusal::DeadlockUnknown => DEADLOCK_UNKNOWN,
         Refusal::SessionResumed => SESSION_RESUMED,
         Refusal::MemberNotFound => MEMBER_NOT_FOUND,
         Refusal::MemberExists => MEMBER_EXISTS,
