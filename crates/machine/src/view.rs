@@ -3,6 +3,7 @@
 //! Everything below is persistent, so a [`View`] is a handful of pointers: cloned in constant time,
 //! sharing all memory with the machine it came from, and untouched by what the machine does next.
 
+use std::ops::Bound;
 use std::sync::Arc;
 
 use imbl::{OrdMap, OrdSet};
@@ -106,7 +107,14 @@ impl View {
 
     /// Every lease, its TTL and what was left of it when that was noted last, in the order of their ids.
     pub fn leases_left_ms(&self) -> impl Iterator<Item = (LeaseId, u64, u64)> + '_ {
-        self.leases.iter().map(|(lease, found)| (lease, found.ttl_ms, found.left_ms))
+        self.leases_left_ms_after(None)
+    }
+
+    /// As [`View::leases_left_ms`], for the leases behind `after` in that order; None = for all.
+    pub fn leases_left_ms_after(&self, after: Option<LeaseId>) -> impl Iterator<Item = (LeaseId, u64, u64)> + '_ {
+        let bounds = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+        let behind = self.leases.leases.range(bounds).filter(|(_, found)| found.ending.is_none());
+        behind.map(|(lease, found)| (*lease, found.ttl_ms, found.left_ms))
     }
 
     /// Of a lease that exists: what was left of it when that was noted last.
@@ -177,7 +185,7 @@ impl View {
 
     /// The names of all locks that have entries, in order, from `from` on.
     pub fn lock_names<'a>(&'a self, from: &[u8]) -> impl Iterator<Item = &'a [u8]> + 'a {
-        let bounds = (std::ops::Bound::Included(from), std::ops::Bound::Unbounded);
+        let bounds = (Bound::Included(from), Bound::Unbounded);
         self.locks.queues.range::<_, [u8]>(bounds).map(|(name, _)| &name[..])
     }
 

@@ -81,10 +81,13 @@ impl Checkpoints {
 impl Replica {
     /// A lease ends when so much time has passed, unless it is renewed.
     pub(crate) fn give_time(&mut self, lease: LeaseId, ttl_ms: u64, left_ms: u64) {
-        let now_ms = self.running_ms();
-        self.deadlines.set(lease, now_ms + left_ms);
+        self.give_time_since(self.running_ms(), lease, ttl_ms, left_ms);
+    }
+
+    pub(crate) fn give_time_since(&mut self, since_ms: u64, lease: LeaseId, ttl_ms: u64, left_ms: u64) {
+        self.deadlines.set(lease, since_ms + left_ms);
         if ttl_ms > LONG_MS {
-            self.checkpoints.set_due(lease, when_to_note(now_ms, left_ms));
+            self.checkpoints.set_due(lease, when_to_note(since_ms, left_ms));
         }
     }
 

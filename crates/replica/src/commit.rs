@@ -9,12 +9,16 @@ use tenure_machine::{
 #[cfg(feature = "planted")]
 use tenure_machine::planted::{self, Bug};
 
+use crate::deadlines::Unread;
 use crate::log::entry_bytes;
 use crate::members::described;
 use crate::propose::{Proposal, QueuedCall, Waits, keys_of};
 use crate::question::{LeaderAnswer, Question};
 use crate::read::Confirmed;
 use crate::{Answered, CallId, Config, Failure, Output, Replica, SessionNotice};
+
+/// Leases that a new leader looks at in one step.
+const LEASES_AT_ONCE: usize = 4096;
 
 impl Replica {
     /// Applies what is committed. A change of members, and what follows it, waits until it is durable here that it is
@@ -176,13 +180,30 @@ impl Replica {
     /// a margin.
     pub(crate) fn begin_leading(&mut self) {
         self.leading = true;
-        let margin = 2 * self.config.election_max_ms;
-        for (lease, ttl_ms, left_ms) in self.machine.state().leases_left_ms().collect::<Vec<_>>() {
+        self.deadlines.begin(self.running_ms());
+        self.read_leases();
+        self.welcome_all();
+    }
+
+    /// Gives the next part of the leases their time, see [`crate::deadlines::Unread`].
+    pub(crate) fn read_leases(&mut self) {
+        let Some(Unread { after, since_ms }) = self.deadlines.unread() else { return };
+        let leases = self.machine.state().leases_left_ms_after(after);
+        let part: Vec<_> = leases.take(LEASES_AT_ONCE).collect();
+        let last = part.last().map(|(lease, ..)| *lease);
+        self.deadlines.note_read(last.filter(|_| part.len() == LEASES_AT_ONCE));
+        for (lease, ttl_ms, left_ms) in part {
             #[cfg(feature = "planted")]
             let left_ms = if planted::is(Bug::FreeTheLiving) { 0 } else { left_ms };
-            self.give_time(lease, ttl_ms, left_ms + margin);
+            // It may have been renewed, or granted, since.
+            if self.deadlines.deadline(lease).is_none() {
+                self.give_time_since(since_ms, lease, ttl_ms, left_ms + self.new_leader_margin_ms());
+            }
         }
-        self.welcome_all();
+    }
+
+    pub(crate) fn new_leader_margin_ms(&self) -> u64 {
+        2 * self.config.election_max_ms
     }
 
     pub(crate) fn tell(&mut self, applied: Applied, waits: Option<Waits>) {

@@ -18,6 +18,18 @@ pub(crate) struct Deadlines {
     expiring: BTreeMap<LeaseId, Vec<Asker>>,
     /// While some expire, no others do before this.
     next_part: u64,
+    /// Set while a new leader has not looked at all leases that were granted before its term.
+    unread: Option<Unread>,
+}
+
+/// A new leader looks at the leases in parts, so that no step is long however many there are. A lease that it has not
+/// looked at has all of its time: it is renewed like any other, and cannot expire yet.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Unread {
+    /// Leases up to this one have been looked at.
+    pub(crate) after: Option<LeaseId>,
+    /// When this member began to lead: time counts from then.
+    pub(crate) since_ms: u64,
 }
 
 impl Deadlines {
@@ -25,7 +37,21 @@ impl Deadlines {
     pub(crate) fn clear(&mut self) -> Vec<Asker> {
         self.by_lease.clear();
         self.by_time.clear();
+        self.unread = None;
         std::mem::take(&mut self.expiring).into_values().flatten().collect()
+    }
+
+    pub(crate) fn begin(&mut self, now_ms: u64) {
+        self.unread = Some(Unread { after: None, since_ms: now_ms });
+    }
+
+    pub(crate) fn unread(&self) -> Option<Unread> {
+        self.unread
+    }
+
+    /// All leases up to this one have been looked at; None = all.
+    pub(crate) fn note_read(&mut self, upto: Option<LeaseId>) {
+        self.unread = self.unread.filter(|_| upto.is_some()).map(|unread| Unread { after: upto, ..unread });
     }
 
     pub(crate) fn set(&mut self, lease: LeaseId, deadline: u64) {

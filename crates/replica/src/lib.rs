@@ -27,6 +27,7 @@ mod ready;
 pub mod replica;
 mod role;
 mod roll_call;
+mod spans;
 pub mod status;
 mod transfer;
 mod vouch;

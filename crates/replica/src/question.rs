@@ -137,8 +137,13 @@ impl Replica {
     }
 
     fn lease_status(&self, lease: LeaseId) -> Option<LeaseStatus> {
-        let ttl_ms = self.machine.state().lease_ttl_ms(lease)?;
-        let deadline = self.deadlines.deadline(lease)?;
+        let state = self.machine.state();
+        let ttl_ms = state.lease_ttl_ms(lease)?;
+        let unread_deadline = || {
+            let since_ms = self.deadlines.unread()?.since_ms;
+            Some(since_ms + state.lease_left_ms(lease)? + self.new_leader_margin_ms())
+        };
+        let deadline = self.deadlines.deadline(lease).or_else(unread_deadline)?;
         Some(LeaseStatus { lease, ttl_ms, remaining_ms: deadline.saturating_sub(self.running_ms()) })
     }
 

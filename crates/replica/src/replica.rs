@@ -329,6 +329,7 @@ impl Replica {
             self.is_trimming = self.machine.trim(TRIM_EVENTS);
         }
         if self.leading {
+            self.read_leases();
             self.expire_due();
             self.checkpoint_due();
             self.compact_history();
@@ -511,6 +512,7 @@ impl Replica {
         self.send_answers();
         self.send_vouches();
         self.hub.flush(&self.machine, self.node.raft.term, &mut self.outputs);
+        self.lock_hub.close_some();
         self.ask_for_snapshot();
         self.wake_ms = self.next_wake_ms();
     }
@@ -531,6 +533,10 @@ impl Replica {
         }
         if !self.reads.is_idle() || self.is_trimming || self.roll_call.is_some() {
             wake = wake.min(now_ms + self.config.tick_ms);
+        }
+        // The rest of a long piece of work, as soon as what came in meanwhile is taken.
+        if self.deadlines.unread().is_some() || self.hub.has_more() || self.lock_hub.has_more() {
+            wake = now_ms + 1;
         }
         wake.max(now_ms + 1)
     }

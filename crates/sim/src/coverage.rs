@@ -89,6 +89,7 @@ kinds! {
     Command::ChangeMembers(MemberChange::Together(_)) => "command Together",
     Command::RaiseLevel { .. } => "command RaiseLevel",
     Command::PinLevel { .. } => "command PinLevel",
+    Command::EndLeases => "command EndLeases",
 }
 
 /// The kinds that these counts lack.

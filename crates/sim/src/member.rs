@@ -63,6 +63,8 @@ pub struct Life {
     pub paused_until_us: u64,
     /// Its last step takes until then.
     pub busy_until_us: u64,
+    /// When its clock leapt last.
+    pub leapt_us: u64,
     /// How far its clock has leapt ahead of where it would be, or has stood still behind it.
     pub ahead_us: i64,
     /// Tells this data directory from any other.
@@ -207,6 +209,7 @@ impl Life {
             step_due_us: u64::MAX,
             paused_until_us: 0,
             busy_until_us: 0,
+            leapt_us: 0,
             ahead_us: 0,
             directory_id,
             terms: BTreeMap::new(),

@@ -178,7 +178,9 @@ impl Plan {
             .iter()
             .map(|(action, weight)| (*action, if random.percent(25) { 0 } else { weight * random.between(1, 3) }));
         self.weights.extend(weights.collect::<Vec<_>>());
-        self.faults.extend(faults::WIDE.into_iter().filter(|_| random.percent(20)));
+        // See `faults::clock_leap`: a member takes a leap for one more slow step.
+        let can_be_slow = !self.faults.contains(&"clock leap");
+        self.faults.extend(faults::WIDE.into_iter().filter(|_| random.percent(20) && can_be_slow));
         self.wide = Some(Wide {
             level: if random.percent(80) { tenure_machine::level::HIGHEST } else { 0 },
             raise_us: random.spread(0, self.active_us),

@@ -1,6 +1,8 @@
 //! Somebody's monotonic clock leaps ahead, as after a machine was moved: further than any step takes, so that it is
 //! known for a pause and given back to all leases (rule 14). What clocks gain unnoticed is their drift.
 
+use tenure_machine::MemberId;
+
 use super::Fault;
 use crate::world::World;
 
@@ -17,7 +19,20 @@ impl Fault for ClockLeap {
     fn strike(&mut self, world: &mut World) -> u64 {
         let least_us = (world.plan.replica.election_min_ms + LONGEST_SLEEP_MS) * 1000;
         let (victim, leap_us) = (world.victim(), least_us + world.fault_random.spread(0, 20_000_000));
-        world.shift_clock(victim, leap_us as i64);
+        if is_steady(world, victim) {
+            world.shift_clock(victim, leap_us as i64);
+        }
         world.fault_random.spread(200_000, 5_000_000)
     }
+}
+
+/// Whether the member has run for a while since its last gap. A member cannot tell a clock that leaps again and again
+/// from steps that are late again and again. It takes gaps that follow each other for slow steps, which count as time
+/// that has passed. So what it promises holds only if its clock does not leap twice within two election timeouts.
+fn is_steady(world: &World, member: MemberId) -> bool {
+    let steady_us = 2 * world.plan.replica.election_max_ms * 1000 + 100_000;
+    world.life(member).is_some_and(|life| {
+        let gap_us = life.paused_until_us.max(life.leapt_us);
+        gap_us == 0 || world.now_us > gap_us + steady_us
+    })
 }

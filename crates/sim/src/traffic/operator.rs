@@ -73,6 +73,9 @@ impl Traffic {
             let alarm = Alarm { member: 0, kind: AlarmKind::NoSpace };
             doing.push(propose(Command::Alarm(AlarmChange::Clear(alarm))));
         }
+        if self.mood == Mood::Busy && self.random.percent(1) {
+            doing.push(propose(Command::EndLeases));
+        }
         if wide.raises_alarms && self.mood == Mood::Busy && self.random.percent(1) {
             let alarm = Alarm { member: 1, kind: AlarmKind::NoSpace };
             doing.push(propose(Command::Alarm(AlarmChange::Raise(alarm))));

@@ -189,6 +189,7 @@ impl World {
         let now_us = self.now_us;
         if let Some(life) = self.life_mut(id) {
             life.ahead_us += by_us;
+            life.leapt_us = now_us;
         }
         // It may have something to do by now.
         self.step_at(id, now_us + 1);
