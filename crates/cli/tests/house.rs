@@ -117,7 +117,7 @@ fn pure_rooms_stay_pure() {
 /// The parts of the client that decide something. The client around them is not pure, but the simulation runs these.
 #[test]
 fn what_the_client_decides_is_decided_purely() {
-    for file in ["lifecycle.rs", "requests.rs"] {
+    for file in ["cursor.rs", "lifecycle.rs", "requests.rs", "retry.rs"] {
         assert_pure(&rooms()["client"].join("src").join(file));
     }
 }

@@ -1,9 +1,9 @@
-//! A lock that is held, and the promise that comes with it: whoever works inside [`LockGuard::run`],
-//! or asks [`Held::check`] before each effect, has stopped before the server can give the lock to
-//! somebody else, through partitions, pauses and suspended machines.
+//! A lock that is held, and the promise that comes with it: work inside [`LockGuard::run`], and work that asks
+//! [`Held::check`] before each effect, has stopped before the server can give the lock to another holder, through
+//! partitions, pauses of the process and suspended machines.
 //!
-//! What the guard cannot stop, work that blocks without asking, is what the token is for: a storage
-//! that remembers the highest token it has seen refuses the late write.
+//! The guard cannot stop work that blocks without asking, and it cannot see that a host has paused its virtual machine.
+//! That is what the token is for: a storage that remembers the highest token it has seen refuses the late write.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -76,7 +76,8 @@ impl Held {
         &self.grant.names
     }
 
-    /// Grows from holder to holder. Hand it to every storage that the lock protects.
+    /// The fencing token. It rises from holder to holder of one lock; tokens of different locks cannot be compared. Send
+    /// it with every write to the storage that the lock protects.
     pub fn token(&self) -> i64 {
         self.grant.token
     }

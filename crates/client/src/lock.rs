@@ -18,8 +18,8 @@ use crate::session_stream::{Granted, Refused};
 use crate::shared_sessions::{SessionKind, SharedSessions};
 use crate::{Client, Error, Mode, Waiter, clock};
 
-/// How much longer than the wait that was asked for an answer may take.
-const SLACK: Duration = Duration::from_secs(5);
+/// How much longer than the caller wants to wait the answer may take.
+const SLACK: Duration = Duration::from_secs(1);
 
 /// Why a lock was not acquired, or could not be given back.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -28,9 +28,17 @@ pub enum LockError {
     /// Somebody has it, and waiting was not asked for.
     #[error("{name} is busy: {}; wait for it, or see `tenure why {name}`", holder_text(holder, *since, *waiting))]
     Busy { name: String, holder: String, since: Option<SystemTime>, waiting: u64 },
-    /// Somebody still had it when the wait was over.
-    #[error("{name} was not free within {:.1} s: {}; wait longer, or see `tenure why {name}`", waited.as_secs_f64(), holder_text(holder, *since, *waiting))]
-    Timeout { name: String, waited: Duration, holder: String, since: Option<SystemTime>, waiting: u64 },
+    /// The wait is over, and the lock was not granted. `unanswered` says why if the server could not be asked;
+    /// otherwise another holder had it.
+    #[error("{}", timeout_text(name, *waited, &holder_text(holder, *since, *waiting), unanswered.as_deref()))]
+    Timeout {
+        name: String,
+        waited: Duration,
+        holder: String,
+        since: Option<SystemTime>,
+        waiting: u64,
+        unanswered: Option<Box<Error>>,
+    },
     /// Those who name an owner would wait for each other in a circle.
     #[error(
         "waiting for {name} would never end, a deadlock: {cycle}. Give back what is held and begin again; to take several locks at once, name them in one request"
@@ -52,6 +60,16 @@ pub enum LockError {
     Lost(#[from] Lost),
     #[error(transparent)]
     Call(#[from] Error),
+}
+
+fn timeout_text(name: &str, waited: Duration, holder: &str, unanswered: Option<&Error>) -> String {
+    let seconds = waited.as_secs_f64();
+    match unanswered {
+        Some(error) => {
+            format!("{name} was not granted within {seconds:.1} s, because the server did not answer: {error}")
+        }
+        None => format!("{name} was not free within {seconds:.1} s: {holder}; wait longer, or see `tenure why {name}`"),
+    }
 }
 
 fn holder_text(holder: &str, since: Option<SystemTime>, waiting: u64) -> String {
@@ -199,7 +217,10 @@ impl LockRequest {
         self.check()?;
         let started = Instant::now();
         let (session, turns) = match &self.session {
-            None => self.client.shared_session(self.session_kind(), &self.names).await?,
+            None => {
+                let opening = self.client.shared_session(self.session_kind(), &self.names, self.answer_by(started));
+                opening.await.map_err(|error| self.unanswered(error, started))?
+            }
             Some(session) => match self.enter(session, started).await? {
                 Entry::Turn(turns) => (session.clone(), turns),
                 Entry::Join(place) => return Ok(LockGuard::new(place)),
@@ -259,6 +280,31 @@ impl LockRequest {
         }
     }
 
+    /// When an answer of the server is not waited for any more, if there is to be one at all.
+    fn answer_by(&self, started: Instant) -> Instant {
+        let timeout = self.client.connections.settings().timeout;
+        match self.patience {
+            Patience::AtMost(time) => started.checked_add(time.max(SLACK)).unwrap_or(started + timeout),
+            Patience::Unlimited | Patience::None => started + timeout,
+        }
+    }
+
+    /// What it means that the server could not be asked: to a caller that waits for some time, that this time is over.
+    fn unanswered(&self, error: Error, started: Instant) -> LockError {
+        let is_silence = matches!(error, Error::NoLeader { .. } | Error::Timeout { .. } | Error::Lost { .. });
+        match self.patience {
+            Patience::AtMost(_) if is_silence => LockError::Timeout {
+                name: self.names[0].clone(),
+                waited: started.elapsed(),
+                holder: String::new(),
+                since: None,
+                waiting: 0,
+                unanswered: Some(Box::new(error)),
+            },
+            _ => error.into(),
+        }
+    }
+
     async fn enter(&self, session: &Session, started: Instant) -> Result<Entry, LockError> {
         // A value of its own cannot be shared.
         let entering = session.enter(&self.names, self.mode, &self.owner, self.value.is_none());
@@ -282,12 +328,15 @@ impl LockRequest {
     ) -> Result<Result<Granted, Refused>, LockError> {
         let give_up = self.give_up(started);
         let answered = session.ask_for(ticket, request.clone(), give_up);
-        let answer = match give_up {
-            None => answered.await,
-            Some(give_up) => match tokio::time::timeout_at(give_up + SLACK, answered).await {
-                Ok(answer) => answer,
-                Err(_) => return Err(silence(session, started).into()),
-            },
+        let answer = match self.patience {
+            Patience::Unlimited => answered.await,
+            Patience::AtMost(_) | Patience::None => {
+                let answer_by = self.answer_by(started).max(give_up.unwrap_or(started) + SLACK);
+                match tokio::time::timeout_at(answer_by, answered).await {
+                    Ok(answer) => answer,
+                    Err(_) => return Err(self.unanswered(silence(session, started), started)),
+                }
+            }
         };
         // A stream that is gone has found the session to be over.
         answer.map_err(|_| self.lease_lost(session.held_lease().state().lost.unwrap_or(Cause::LeaseEnded)))
@@ -328,7 +377,7 @@ impl LockRequest {
         let name = self.names[0].clone();
         match self.patience {
             Patience::None => LockError::Busy { name, holder, since, waiting },
-            _ => LockError::Timeout { name, waited: started.elapsed(), holder, since, waiting },
+            _ => LockError::Timeout { name, waited: started.elapsed(), holder, since, waiting, unanswered: None },
         }
     }
 

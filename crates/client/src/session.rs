@@ -73,6 +73,11 @@ impl SessionRequest {
     }
 
     pub async fn open(self) -> Result<Session, Error> {
+        let give_up = Instant::now() + self.client.0.connections.settings().timeout;
+        self.open_until(give_up).await
+    }
+
+    pub(crate) async fn open_until(self, give_up: Instant) -> Result<Session, Error> {
         let SessionRequest { client: ClientHandle(client), ttl, client_id, cancel_at } = self;
         // Sessions that the client keeps for its locks must not keep the client.
         let client = client.without_shared_sessions();
@@ -87,7 +92,7 @@ impl SessionRequest {
         };
         // Repeating it leaves at worst a lease behind that nobody knows, and that ends by itself.
         let kind = Kind { name: "lease grant", idempotent: true, unlimited: false };
-        let granted = client.connections.call(kind, call).await?;
+        let granted = client.connections.call_until(kind, give_up, call).await?;
         let ttl_ms = u64::try_from(granted.ttl_ms).unwrap_or(0);
         let lease = HeldLease::keep(&keeper, granted.id, cancel_at, sent_ms, ttl_ms);
         let ttl = Duration::from_millis(ttl_ms);
