@@ -194,6 +194,12 @@ impl Plan {
         if random.percent(20) {
             self.replica.history_age_ms = random.between(1_000, 120_000);
         }
+        if random.percent(25) {
+            // Hardly any log is kept, so that members come back by snapshots, and many calls are given up meanwhile.
+            self.replica.snapshot_floor_bytes = random.spread(512, 2 << 10);
+            (self.replica.log_tail_bytes, self.replica.catch_up_bytes) = (random.spread(0, 1 << 10), 1 << 10);
+            self.weights.extend([(Action::Lock, 20), (Action::Cancel, 15), (Action::Meddle, random.below(10))]);
+        }
         if self.slowness == 1 && random.percent(3) {
             let clients = random.spread(20, 200);
             let more = clients / self.clients as u64 + 1;

@@ -45,8 +45,8 @@ found! {
     a_late_clean_up_frees_what_a_retry_holds: Planted::Inside(Bug::LeaveAnybody), "K3/K4", 4;
     a_put_ends_a_holders_place: Planted::Inside(Bug::PutEndsPlace), "K", 8;
     a_renewal_does_not_wait_for_an_expiry: Planted::Inside(Bug::RenewTheExpiring), "E1", 197;
-    an_empty_append_is_acknowledged_early: Planted::AcknowledgeEmpty, "", 8;
-    a_member_with_an_empty_disk_is_taken_for_itself: Planted::WelcomeStrangers, "", 343;
+    an_empty_append_is_acknowledged_early: Planted::AcknowledgeEmpty, "no member panics", 8;
+    a_member_with_an_empty_disk_is_taken_for_itself: Planted::WelcomeStrangers, "K3: logs agree", 343;
     a_waiter_whose_turn_was_skipped_is_forgotten: Planted::Inside(Bug::ForgetWaiters), "L8", 34;
     a_forwarded_command_is_taken_twice: Planted::Inside(Bug::ForgetOrigins), "K3/K4", 2;
     a_grant_is_told_after_its_end: Planted::Inside(Bug::GrantUnconfirmed), "L1", 188;
