@@ -1,9 +1,12 @@
-//! A store beside the cluster that takes a write only if its token is not older than the newest it has seen.
+//! A store beside the cluster that takes a write only if its token is not older than the newest token it has seen.
 //!
-//! Holders write when they are told of their grant, and whenever their client does something else: those of even
-//! number while their lease was promised to last, or as long as the lifecycle of Tenure's own client lets them; the
-//! others as long as they like. A holder that may rely on its
-//! lock is never refused; whoever comes after it is told a higher token.
+//! Holders write when they are told of their grant, and whenever their client does something else. Clients of even number
+//! write only while their lease was promised to last, or as long as the lifecycle of Tenure's own client lets them. The
+//! others write for as long as they like. A holder that may rely on its lock is never refused, and the next holder is told
+//! a higher token.
+//!
+//! What it would not notice: tokens of semaphores, of shared locks and of several locks taken together, which the store
+//! does not check; a token that is too high but still rises; anything about signatures.
 
 use std::collections::BTreeMap;
 

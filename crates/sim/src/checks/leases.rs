@@ -1,6 +1,10 @@
-//! A lease lives as long as its holder was promised, whoever leads, across pauses and deaths, and not for ever.
+//! A lease lives for as long as its holder was promised, across leaders, pauses and deaths, and not forever.
 //!
-//! What a holder is promised counts from when it *asked*: by the time the answer comes, part of it is gone.
+//! A promise counts from the moment when the holder *asked*: when the answer arrives, part of the time is gone.
+//!
+//! What it would not notice: a lease that lives too long while faults strike, because only in the silent phase must every
+//! lease end; a lease that is kept by a renewal that nobody sent; a remaining time that is too low; leases that a lock call
+//! renews (the promise of such a call is not counted).
 
 use std::collections::BTreeMap;
 

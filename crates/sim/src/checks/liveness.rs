@@ -1,5 +1,9 @@
-//! Every call is answered: with a reason if not with an answer, once, and in bounded time after all
-//! faults are over, waiting locks included.
+//! Every call is answered: with a reason if not with an answer, once, and in bounded time after all faults are over,
+//! waiting locks included.
+//!
+//! What it would not notice: how long a call takes while faults strike; an answer that comes late, but before the world
+//! settles; a failure that is allowed and given too often; a wait that ends only because another client gave its lock
+//! back.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,13 @@
-//! Locks as their clients see them: who is told that it holds what, and when that ends.
+//! Locks as their clients see them: which grants are told, and when they end.
 //!
-//! That the queue itself is right, at every index, is seen by comparing machine and model. Here it is what
-//! clients are told of it: no grant is told that had ended before the teller had the entry that made it, none twice at
-//! the same time, and nothing that was told is given up by a member on its own.
+//! The comparison of machine and model sees that the queue itself is right at every index. Here it is what clients are told
+//! of it. A grant is told only to a lease that lives at that index, in the mode that was asked for. No grant is told that
+//! had ended before the teller had the entry that made it, no two that exclude each other are told at the same time, and a
+//! member never gives up a grant that it told.
+//!
+//! What it would not notice: a holder whose lease was never renewed (nothing was promised to it, so it does not count as
+//! holding); a queue order that model and machine get wrong alike; owner, holder and metadata of a reply; another mode at
+//! feature level 0, where it has its old meaning; wrong entries in the list of recent holders.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
