@@ -135,7 +135,9 @@ pub struct Memory {
 impl Memory {
     pub fn spoil_inputs(&mut self, planted: Planted, inputs: &mut Vec<Input>) {
         match planted {
-            Planted::IgnoreCancel => inputs.retain(|input| !matches!(input, Input::Cancel { .. })),
+            Planted::IgnoreCancel => {
+                inputs.retain(|input| !matches!(input, Input::Cancel { .. } | Input::CancelLock { .. }))
+            }
             Planted::ProposeTwice => {
                 let twice = inputs.iter().find_map(|input| match input {
                     Input::Propose { call, command } if call % 16 == 0 => {

@@ -57,7 +57,7 @@ impl Check for Leases {
                         self.promise(*lease, call.issued_us, ttl_ms * 1000);
                     }
                     (Request::KeepAlive { lease, .. }, Ok(Answered::KeptAlive { ttl_ms: Some(ttl_ms) })) => {
-                        if model.lease_within(*lease, &since) != Some(*ttl_ms) {
+                        if !model.has_lease_within(*lease, *ttl_ms, &since) {
                             return Err(format!("lease {lease:x} was kept alive for {ttl_ms} ms, but is not there"));
                         }
                         if is_of_this_life(call, *lease, context) {
@@ -80,7 +80,7 @@ impl Check for Leases {
                                 Some(status) => {
                                     let most_ms = status.ttl_ms + 2 * context.plan.replica.election_max_ms;
                                     status.lease == *lease
-                                        && model.lease_within(*lease, &since) == Some(status.ttl_ms)
+                                        && model.has_lease_within(*lease, status.ttl_ms, &since)
                                         && status.remaining_ms <= most_ms
                                 }
                             };
@@ -91,7 +91,7 @@ impl Check for Leases {
                     }
                     (Request::TimeToLive(lease), Ok(Answered::LeaseTimeToLive(Some(status)))) => {
                         let most_ms = status.ttl_ms + 2 * context.plan.replica.election_max_ms;
-                        if model.lease_within(*lease, &since) != Some(status.ttl_ms) || status.remaining_ms > most_ms {
+                        if !model.has_lease_within(*lease, status.ttl_ms, &since) || status.remaining_ms > most_ms {
                             return Err(format!("{status:?}, but the lease is not so"));
                         }
                     }

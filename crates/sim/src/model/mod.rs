@@ -160,6 +160,15 @@ impl Model {
         there.next().map(|life| life.ttl_ms)
     }
 
+    /// Whether a lease with this TTL was there at some moment of these indexes. An id may have had several lives.
+    pub fn has_lease_within(&self, lease: LeaseId, ttl_ms: u64, indexes: &RangeInclusive<u64>) -> bool {
+        let is_it = |life: &Lease| {
+            let is_there = life.granted <= *indexes.end() && life.ended.is_none_or(|ended| ended > *indexes.start());
+            is_there && life.ttl_ms == ttl_ms
+        };
+        self.leases.get(&lease).is_some_and(|lives| lives.iter().any(is_it))
+    }
+
     /// Whether the lease was missing at some moment of these indexes.
     pub fn lease_missing_within(&self, lease: LeaseId, indexes: &RangeInclusive<u64>) -> bool {
         let there_throughout =
