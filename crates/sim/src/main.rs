@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tenure_sim::plan::Plan;
-use tenure_sim::{Planted, Report, Setting, TIMELINE_LINES, Violation, explain, faults, run};
+use tenure_sim::{Planted, Report, Setting, TIMELINE_LINES, Violation, coverage, explain, faults, run};
 
 const USAGE: &str =
     "usage: tenure-sim [--seeds N | --forever] [--from SEED] [--minutes M] [--having FAULT] [--planted BUG]
@@ -143,6 +143,10 @@ fn many(arguments: &Arguments) -> ExitCode {
         }
     }
     println!("{}\nnothing found", progress(&total, began.elapsed()));
+    let missing = coverage::missing(&total.sent);
+    if !missing.is_empty() {
+        println!("never sent: {}", missing.join(", "));
+    }
     ExitCode::SUCCESS
 }
 
