@@ -86,6 +86,11 @@ impl Traffic {
         doing
     }
 
+    /// Whether the reader of this stream has not closed it.
+    pub fn follows(&self, stream: StreamId) -> bool {
+        self.followers.watches.contains_key(&stream)
+    }
+
     pub(super) fn lose_followers(&mut self, cut_off: &[StreamId]) {
         self.followers.sessions.retain(|stream, _| !cut_off.contains(stream));
         let watches = self.followers.watches.iter_mut().filter(|(stream, _)| cut_off.contains(stream));

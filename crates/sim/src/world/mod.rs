@@ -301,7 +301,7 @@ impl World {
         match what {
             Own::Stream(stream, request) => self.give_watch(member, stream, request),
             Own::LockStream(stream, request) => {
-                if self.streams.get(&stream) == Some(&member) {
+                if self.streams.get(&stream) == Some(&member) && self.traffic.follows(stream) {
                     self.give(member, Input::LockWatch { stream, request });
                 }
             }
