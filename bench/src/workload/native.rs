@@ -37,7 +37,7 @@ impl Operation for Client {
             return Err(Failure::Wrong(format!("{} was not granted", self.name)));
         }
         let fencing_token = locked.fencing_token;
-        let release = UnlockRequest { name: self.name.clone(), more_names: Vec::new(), fencing_token };
+        let release = UnlockRequest { name: self.name.clone(), fencing_token, ..UnlockRequest::default() };
         self.connection.call(&self.unlock, frame(&release)).await.map(drop)
     }
 

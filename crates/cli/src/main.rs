@@ -10,6 +10,7 @@
 
 mod bytes_text;
 mod follow;
+mod keyboard;
 mod logging;
 mod notify;
 mod output;
@@ -17,12 +18,15 @@ mod progress;
 mod selection;
 mod settings;
 mod verbs;
+mod words;
 
-use std::io::{self, Write};
+use std::io;
 use std::process::ExitCode;
 
+use clap::builder::Resettable;
 use clap::{CommandFactory, FromArgMatches, Parser};
 
+use output::report;
 use settings::Global;
 use verbs::Verb;
 
@@ -43,7 +47,6 @@ First steps:
 #[derive(Parser)]
 #[command(name = "tenure", version, about = ABOUT, before_help = FIRST_STEPS)]
 #[command(subcommand_required = true, arg_required_else_help = true, max_term_width = 100)]
-#[command(disable_help_subcommand = true)]
 struct CommandLine {
     #[command(flatten)]
     global: Global,
@@ -55,14 +58,18 @@ fn main() -> ExitCode {
     if let Some(code) = verbs::hidden_main() {
         return code;
     }
-    let matches = match CommandLine::command().try_get_matches() {
+    let matches = match without_empty_variables(CommandLine::command()).try_get_matches() {
         Ok(matches) => matches,
         Err(error) => return refuse(&error),
     };
     let CommandLine { global, verb } = CommandLine::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    // Servers write no results, so their errors stay text. A file that cannot be read is reported by the verb.
+    if !verb.serves() {
+        output::report_as(global.format().unwrap_or_default());
+    }
     match verbs::check(&matches).and_then(|()| verb.run(global)) {
         Ok(code) => code,
-        // Whoever reads our output has seen enough, as in `tenure get --prefix a | head -1`.
+        // The reader of our output has seen enough, as in `tenure get --prefix a | head -1`.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             report(&error);
@@ -71,9 +78,28 @@ fn main() -> ExitCode {
     }
 }
 
-/// As clap would end, but for `exec`: there 2 may be the command's own code.
+/// Treats a variable that is set to nothing as one that is not set: `TENURE_ENDPOINTS= tenure …` uses the default.
+fn without_empty_variables(command: clap::Command) -> clap::Command {
+    let is_empty = |name: &std::ffi::OsStr| std::env::var_os(name).is_some_and(|value| value.is_empty());
+    command
+        .mut_args(|argument| match argument.get_env().is_some_and(is_empty) {
+            true => argument.env(Resettable::Reset),
+            false => argument,
+        })
+        .mut_subcommands(without_empty_variables)
+}
+
+/// Ends as clap would, except for `exec`: there 2 may be the command's own code.
 fn refuse(error: &clap::Error) -> ExitCode {
-    let _ = error.print();
+    match error.use_stderr() && is_json_asked_for() {
+        true => {
+            let text = error.render().to_string();
+            let text = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ").trim();
+            output::report_as(output::Format::Json);
+            output::report_text(text, false);
+        }
+        false => drop(error.print()),
+    }
     let own = |code: i32| ExitCode::from(u8::try_from(code).unwrap_or(1));
     match error.use_stderr() && named_verb().is_some_and(|verb| verb == "exec") {
         true => ExitCode::from(125),
@@ -95,13 +121,19 @@ fn named_verb() -> Option<String> {
     None
 }
 
-fn report(error: &anyhow::Error) {
-    let label = match output::color_on_stderr() {
-        true => "\x1b[1;31merror:\x1b[0m",
-        false => "error:",
-    };
-    // If even stderr is gone, the exit code is all that is left to say it with.
-    let _ = writeln!(io::stderr(), "{label} {error:#}");
+/// Whether a command line that cannot be parsed asks for JSON.
+fn is_json_asked_for() -> bool {
+    let words: Vec<String> = std::env::args().skip(1).take_while(|word| word != "--").collect();
+    let is_json = |text: &str| matches!(text, "json" | "jsonl");
+    let of_word = |word: &String| word.strip_prefix("--output=").or_else(|| word.strip_prefix("-o")).map(str::to_owned);
+    let joined = words.iter().filter_map(of_word);
+    let apart =
+        words.windows(2).filter(|pair| matches!(pair[0].as_str(), "-o" | "--output")).map(|pair| pair[1].clone());
+    let given: Vec<String> = joined.chain(apart).filter(|text| !text.is_empty()).collect();
+    match given.last() {
+        Some(format) => is_json(format),
+        None => std::env::var("TENURE_OUTPUT").is_ok_and(|text| is_json(&text)),
+    }
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {

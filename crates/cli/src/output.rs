@@ -3,13 +3,20 @@
 //! A verb hands over a [`Listing`] (rows of the same kind) or a [`Record`] (one thing with a few
 //! fields). `json` is the whole result as one document, `jsonl` one line for each row, `wide` a
 //! table with the columns that are rarely needed.
+//!
+//! Data goes to stdout, and a failure to write it is an error. Everything else goes to stderr by [`note`] and
+//! [`report`], which never fail: a reader that is gone must not end what runs.
 
+use std::fmt;
 use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::ValueEnum;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
+
+use crate::words;
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -133,7 +140,40 @@ impl Record {
     }
 }
 
-/// Writes data, and at once: somebody may be reading line by line.
+/// Whether [`report`] writes JSON. The command line decides it once, before any verb runs.
+static ERRORS_AS_JSON: AtomicBool = AtomicBool::new(false);
+
+/// Makes [`report`] write errors as the format asks for.
+pub fn report_as(format: Format) {
+    ERRORS_AS_JSON.store(format.is_json(), Ordering::Relaxed);
+}
+
+/// Writes a line to stderr. Unlike `eprintln!` it does not panic if stderr is closed or full.
+pub fn note(text: impl fmt::Display) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// Writes an error to stderr: a line for people, or a JSON object where the output is JSON. If stderr is gone,
+/// the exit code has to say it.
+pub fn report(error: &anyhow::Error) {
+    report_text(&words::of(error), words::is_outcome_unknown(error));
+}
+
+pub fn report_text(text: &str, is_outcome_unknown: bool) {
+    if ERRORS_AS_JSON.load(Ordering::Relaxed) {
+        let mut document = json!({ "error": text });
+        if is_outcome_unknown {
+            document["outcome"] = "unknown".into();
+        }
+        return note(document);
+    }
+    match color_on_stderr() {
+        true => note(format_args!("\x1b[1;31merror:\x1b[0m {text}")),
+        false => note(format_args!("error: {text}")),
+    }
+}
+
+/// Writes data and flushes it, for readers that go line by line.
 pub fn print(text: &str) -> io::Result<()> {
     print_bytes(text.as_bytes())
 }
@@ -178,7 +218,6 @@ fn plain_table() -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     const COLUMNS: &[Column] = &[column("NAME"), number("SIZE"), wide("NOTE")];
 

@@ -1,4 +1,4 @@
-//! A line on the terminal that says what long work is at. Nothing is shown where nobody looks.
+//! A line on the terminal that says how far long work has got. Without a terminal nothing is shown.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::Mutex;

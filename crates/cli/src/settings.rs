@@ -35,7 +35,7 @@ pub struct Global {
     /// Servers to talk to, tried in this order [default: 127.0.0.1:2379]
     #[arg(long, global = true, env = "TENURE_ENDPOINTS", value_name = "HOST:PORT,…", help_heading = HEADING)]
     pub endpoints: Option<String>,
-    /// Talk to these endpoints only, and ask nobody for the other members
+    /// Talk to these endpoints only, and do not look for the other members
     #[arg(long, global = true, env = "TENURE_NO_DISCOVERY", value_parser = clap::builder::FalseyValueParser::new(), help_heading = HEADING)]
     pub no_discovery: bool,
     /// How results are written [default: table]
@@ -89,11 +89,9 @@ impl Global {
     }
 
     fn client_settings(&self) -> anyhow::Result<Settings> {
-        let file = self.file()?.client;
-        let timeout = file.timeout.map(|text| parse_duration(&text)).transpose()?;
         let mut settings = Settings::default();
-        settings.discover = !self.no_discovery && file.discovery.unwrap_or(settings.discover);
-        if let Some(timeout) = self.timeout.or(timeout) {
+        settings.discover = !self.no_discovery && self.file()?.client.discovery.unwrap_or(settings.discover);
+        if let Some(timeout) = self.given_timeout()? {
             settings.timeout = timeout;
             settings.connect_timeout = settings.connect_timeout.min(timeout);
         }
@@ -103,6 +101,18 @@ impl Global {
     pub async fn session(&self) -> anyhow::Result<Session> {
         let client = Client::connect_with(&self.endpoints()?, self.client_settings()?).await?;
         Ok(Session { client, format: self.format()? })
+    }
+
+    /// The time that a call may take, if a flag, the environment or the file says so.
+    pub fn given_timeout(&self) -> anyhow::Result<Option<Duration>> {
+        let file = self.file()?.client.timeout.map(|text| parse_duration(&text)).transpose()?;
+        Ok(self.timeout.or(file))
+    }
+
+    /// As [`Global::session`], for verbs that must not wait long for a member that does not answer.
+    pub async fn session_within(&self, timeout: Duration) -> anyhow::Result<Session> {
+        let timeout = self.given_timeout()?.unwrap_or(timeout);
+        Global { timeout: Some(timeout), ..self.clone() }.session().await
     }
 }
 
@@ -118,7 +128,7 @@ impl SettingsFile {
             Some(table) => table.try_into().map_err(|error| anyhow!("in [client]: {error}"))?,
             None => ClientTable::default(),
         };
-        // Nobody would read them at the top level, and who wrote them there would wonder.
+        // At the top level they would have no effect.
         if let Some(misplaced) = CLIENT_KEYS.iter().find(|key| member.contains_key(**key)) {
             anyhow::bail!("{misplaced} is a setting of the client: put it beneath [client]");
         }

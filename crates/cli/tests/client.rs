@@ -2,17 +2,27 @@
 
 mod support;
 
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use rustix::process::Signal;
-use support::place::Connected;
-use tenure_client::{Client, Compare, Error, EventKind, Get, Keys, Operation, Settings, Txn, Watch};
+use support::Server;
+use support::place::{Connected, soon};
+use tenure_client::{
+    Client, Compare, Durations, EndpointOrder, Error, EventKind, Get, Keys, LockError, Operation, Session, Settings,
+    Txn, Watch,
+};
+use tokio::sync::Notify;
 
 #[tokio::test]
 async fn the_next_endpoint_is_tried_when_one_refuses() {
     let connected = Connected::start().await;
     let gone = support::own_address();
-    let client = Client::connect(&format!("{gone},{}", connected.server.address)).await.unwrap();
+    let settings = Settings { endpoint_order: EndpointOrder::AsGiven, ..Settings::default() };
+    let client = Client::connect_with(&format!("{gone},{}", connected.server.address), settings).await.unwrap();
     client.put(("a", "1")).await.expect("nothing was sent to the first, so even a write goes on");
     assert_eq!(client.get("a").await.unwrap().pairs[0].value, "1");
     let each = client.each();
@@ -147,7 +157,8 @@ async fn a_member_that_hangs_is_named_and_a_read_goes_elsewhere() {
     running.client.put(("a", "1")).await.unwrap();
     hanging.client.put(("a", "0")).await.unwrap();
     hanging.server.signal(Signal::STOP);
-    let settings = Settings { timeout: Duration::from_millis(800), ..Settings::default() };
+    let endpoint_order = EndpointOrder::AsGiven;
+    let settings = Settings { timeout: Duration::from_millis(800), endpoint_order, ..Settings::default() };
     let both = format!("{},{}", hanging.server.address, running.server.address);
     let client = Client::connect_with(&both, settings).await.unwrap();
     assert_eq!(client.get("a").await.unwrap().pairs[0].value, "1");
@@ -160,4 +171,93 @@ async fn a_member_that_hangs_is_named_and_a_read_goes_elsewhere() {
     assert!(error.outcome_is_unknown(), "{error}");
     assert!(error.to_string().contains("silent"), "{error}");
     hanging.server.signal(Signal::CONT);
+}
+
+/// A member of three, alone from the beginning: it has never had a leader, so it has done nothing.
+#[tokio::test]
+async fn a_write_without_any_leader_is_not_in_doubt() {
+    let directory = tempfile::tempdir().unwrap();
+    let peers = [(); 3].map(|()| support::own_address());
+    let cluster = format!("n1={},n2={},n3={}", peers[0], peers[1], peers[2]);
+    let flags = ["--name", "n1", "--peer-listen", &peers[0], "--cluster", &cluster];
+    let server = Server::spawn(&directory.path().join("n1"), support::own_address(), &flags);
+    let settings = Settings { timeout: 2.seconds(), ..Settings::default() };
+    let client = Client::connect_with(&server.address, settings).await.unwrap();
+    let up = async {
+        while client.status().await.is_err() {
+            tokio::time::sleep(20.milliseconds()).await;
+        }
+    };
+    soon(up).await;
+    let error = soon(client.put(("a", "1"))).await.unwrap_err();
+    assert!(matches!(error, Error::NoLeader { .. }), "{error}");
+    assert!(!error.outcome_is_unknown(), "{error}");
+    // A caller that waits for a lock is told that its wait is over, and why.
+    let error = soon(client.lock("a").wait(1_500.milliseconds()).acquire()).await.unwrap_err();
+    match &error {
+        LockError::Timeout { unanswered: Some(reason), .. } => {
+            assert!(matches!(**reason, Error::NoLeader { .. }), "{error}");
+        }
+        _ => panic!("{error}"),
+    }
+}
+
+/// Notes that a future wants to be polled.
+#[derive(Default)]
+struct Woken(Notify);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.notify_one();
+    }
+}
+
+/// Polls a future `polls` times, each time after it was woken, and drops it when it is woken again. Gives its output if
+/// it ends before.
+async fn poll_and_drop<Output>(work: impl Future<Output = Output>, polls: usize) -> Option<Output> {
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(woken.clone());
+    let mut work = pin!(work);
+    for _ in 0..polls {
+        if let Poll::Ready(output) = work.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return Some(output);
+        }
+        soon(woken.0.notified()).await;
+    }
+    None
+}
+
+type Acquiring = Pin<Box<dyn Future<Output = Result<(), LockError>>>>;
+
+/// As `crates/client/tests/dropped.rs`, which has the cases that need a server that does as it is told.
+#[tokio::test]
+async fn a_lock_is_given_back_wherever_its_future_is_dropped() {
+    let connected = Connected::start().await;
+    let client = &connected.client;
+    let session = client.session().open().await.unwrap();
+    // Keeps the session alive that the client shares among its locks.
+    let _kept = client.lock("kept").acquire().await.unwrap();
+    let acquiring: [fn(&Client, &Session) -> Acquiring; 6] = [
+        |_, session| map(session.lock("a").acquire()),
+        |_, session| map(session.lock("a").also("b").wait(1.minutes()).acquire()),
+        |_, session| map(session.lock("a").slots(2).acquire()),
+        |client, _| map(client.lock("a").shared().acquire()),
+        |client, _| map(client.barrier("a", 1).pass()),
+        |_, session| map(session.campaign("a", "me").lead()),
+    ];
+    for (case, acquire) in acquiring.iter().enumerate() {
+        let mut polls = 0;
+        while poll_and_drop(acquire(client, &session), polls).await.is_none() {
+            soon(client.settled()).await;
+            let held: Vec<String> = client.locks("").await.unwrap().locks.into_iter().map(|lock| lock.name).collect();
+            assert_eq!(held, ["kept"], "case {case}, dropped after {polls} polls");
+            polls += 1;
+        }
+        assert!(polls > 1, "it has waited at least once");
+        soon(client.settled()).await;
+    }
+}
+
+fn map<Acquired: 'static>(acquiring: impl Future<Output = Result<Acquired, LockError>> + 'static) -> Acquiring {
+    Box::pin(async { acquiring.await.map(drop) })
 }

@@ -50,6 +50,26 @@ fn what_an_equal_token_gets_is_a_setting() {
 }
 
 #[test]
+fn an_equal_token_of_another_client_is_refused() {
+    let home = tempfile::tempdir().unwrap();
+    let data = home.path().join("data");
+    let store = Store::start(&data, &[]);
+    let write =
+        |store: &Store, client: &str, token: u64| store::write(&store.address, client, "a", token, "x").unwrap();
+    assert_eq!(write(&store, "one", 5).0, 200);
+    assert_eq!(write(&store, "one", 5).0, 200, "the holder writes again");
+    drop(store);
+    // Who set the token is as durable as the token.
+    let store = Store::start(&data, &[]);
+    let (status, body) = write(&store, "two", 5);
+    assert_eq!((status, &body["success"], &body["highest"]), (409, &json!(false), &json!(5)));
+    assert!(body["error"].as_str().unwrap().contains("another client"), "{body}");
+    assert_eq!(write(&store, "one", 5).0, 200);
+    assert_eq!(write(&store, "two", 6).0, 200, "the next holder");
+    assert_eq!(write(&store, "one", 5).0, 409);
+}
+
+#[test]
 fn a_restart_keeps_the_bar_and_the_data() {
     let home = tempfile::tempdir().unwrap();
     let data = home.path().join("data");

@@ -77,6 +77,48 @@ fn the_command_sees_the_lock_and_the_input_and_no_shell() {
 }
 
 #[test]
+fn the_command_sees_its_owner_its_slot_and_the_endpoints() {
+    let place = Place::start();
+    let script = "echo $TENURE_OWNER; echo $TENURE_SLOT; echo $TENURE_ENDPOINTS";
+    let said = place.tenure(&["exec", "--slots", "3", "a", "--owner", "job-7", "--", "sh", "-c", script]).ok();
+    assert_eq!(said.lines().collect::<Vec<_>>(), ["job-7", "0", &place.server.address]);
+    let said = place.tenure(&["exec", "a", "--", "sh", "-c", script]).ok();
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(!lines[0].is_empty());
+    assert_eq!(lines[1..], ["", &place.server.address], "a lock without slots has none");
+}
+
+#[test]
+fn a_command_that_asks_for_what_it_runs_under_is_refused_at_once() {
+    let place = Place::start();
+    let tenure = env!("CARGO_BIN_EXE_tenure");
+    let nested = format!("{tenure} exec a -- echo never; echo $?");
+    let said = place.tenure(&["exec", "a", "--", "sh", "-c", &nested]);
+    assert_eq!((said.code, said.stdout.as_str()), (Some(0), "75\n"), "{}", said.stderr);
+    assert!(said.stderr.contains("deadlock"), "{}", said.stderr);
+    let deeper = format!("{tenure} exec b -- {tenure} exec -E 9 a -- echo never; echo $?");
+    let said = place.tenure(&["exec", "a", "--", "sh", "-c", &deeper]);
+    assert_eq!((said.code, said.stdout.as_str()), (Some(0), "9\n"), "{}", said.stderr);
+    let other = format!("{tenure} exec b -- echo inside");
+    assert_eq!(place.tenure(&["exec", "a", "--", "sh", "-c", &other]).ok(), "inside\n");
+    // Two at a time are two flows of work: the second waits for the first.
+    let script = format!("for n in 1 2; do TENURE_OWNER= {tenure} exec b -- sh -c 'sleep 0.1; echo one' & done; wait");
+    assert_eq!(place.tenure(&["exec", "a", "--", "sh", "-c", &script]).ok(), "one\none\n");
+}
+
+#[tokio::test]
+async fn without_a_leader_a_wait_ends_when_it_was_to_end() {
+    let mut cluster = support::cluster::Cluster::start(2);
+    let leader = cluster.leader().await;
+    cluster.servers[1 - leader].kill();
+    let endpoint = cluster.servers[leader].address.clone();
+    for verb in [&["exec", "-w", "1s", "a", "--", "echo", "never"][..], &["lock", "-w", "1s", "a"]] {
+        let said = shell::tenure(&[&["--endpoints", &endpoint], verb].concat()).failed(75);
+        assert!(said.contains("was not granted within 1s") || said.contains("was not free within"), "{said}");
+    }
+}
+
+#[test]
 fn where_grants_are_signed_the_command_can_show_it() {
     let directory = tempfile::tempdir().unwrap();
     let key = signing_key(directory.path());
@@ -260,4 +302,37 @@ fn the_command_may_read_the_terminal_and_gives_it_back() {
         while terminal.line().trim() != answer {}
     }
     assert_eq!(terminal.code(), Some(0));
+}
+
+#[test]
+fn ctrl_z_stops_the_command_and_its_guard_together() {
+    let has = |program: &str| Command::new(program).arg("--version").stdout(Stdio::null()).status().is_ok();
+    if !has("script") || !has("bash") {
+        eprintln!("not tested: script(1) or bash is missing here");
+        return;
+    }
+    let place = Place::start();
+    let mut command = Command::new("script");
+    command.args(["-qec", "bash --norc --noprofile -i", "/dev/null"]).env("PS1", "").env("TERM", "dumb");
+    let mut terminal = Running::start(command);
+    let exec =
+        format!("{} --endpoints {} exec --ttl 60s a -- sh -c", env!("CARGO_BIN_EXE_tenure"), place.server.address);
+    terminal.tell(&format!("{exec} 'echo pid $$ $PPID; while :; do sleep 0.05; done'"));
+    let mut line = terminal.line();
+    // The command itself is echoed before.
+    while !line.contains("pid ") || line.contains('$') {
+        line = terminal.line();
+    }
+    let ids: Vec<String> = line.split("pid ").last().unwrap().split_whitespace().map(str::to_owned).collect();
+    let state = |id: &String| std::fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default();
+    terminal.press("\x1a");
+    until("both are stopped", || ids.iter().all(|id| state(id).contains("T (stopped)")));
+    terminal.tell("echo the shell is back; fg");
+    until("both go on", || ids.iter().all(|id| !state(id).contains("T (stopped)")));
+    terminal.press("\x03");
+    until("both are gone", || ids.iter().all(|id| is_dead(id)));
+    until("the lock is free", || place.json(&["why", "a"])["holders"].as_array().unwrap().is_empty());
+    terminal.tell("echo code $?; exit");
+    while terminal.line().trim() != "code 130" {}
+    terminal.code();
 }

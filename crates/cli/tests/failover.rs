@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use support::cluster::Cluster;
 use support::place::soon;
-use tenure_client::{Client, Durations};
+use tenure_client::{Client, Durations, EndpointOrder, Settings};
 
 #[tokio::test]
 async fn every_member_serves_everything() {
@@ -58,7 +58,8 @@ async fn the_leader_is_killed_and_nothing_that_was_promised_is_lost() {
     let guard = holder.lock("jobs").ttl(10.seconds()).acquire().await.unwrap();
     // At both members that stay, and at the leader, whose clients have to go elsewhere with their place.
     let through_leader = [leader, holding, waiting].map(|place| cluster.servers[place].address.as_str()).join(",");
-    let through_leader = Client::connect(&through_leader).await.unwrap();
+    let settings = Settings { endpoint_order: EndpointOrder::AsGiven, ..Settings::default() };
+    let through_leader = Client::connect_with(&through_leader, settings).await.unwrap();
     let waiter = Client::connect(&cluster.servers[waiting].address).await.unwrap();
     let mut queue = Vec::new();
     for client in [&waiter, &through_leader, &holder, &through_leader, &waiter, &client] {

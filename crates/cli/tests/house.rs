@@ -114,10 +114,12 @@ fn pure_rooms_stay_pure() {
     }
 }
 
-/// The room around it is not pure, but a simulation shall be able to run this part of it.
+/// The parts of the client that decide something. The client around them is not pure, but the simulation runs these.
 #[test]
-fn the_lifecycle_of_a_lease_is_pure() {
-    assert_pure(&rooms()["client"].join("src/lifecycle.rs"));
+fn what_the_client_decides_is_decided_purely() {
+    for file in ["cursor.rs", "lifecycle.rs", "requests.rs", "retry.rs"] {
+        assert_pure(&rooms()["client"].join("src").join(file));
+    }
 }
 
 fn assert_pure(file: &Path) {
@@ -125,6 +127,25 @@ fn assert_pure(file: &Path) {
     for (number, line) in source.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//")) {
         for banned in IMPURE {
             assert!(!line.contains(banned), "{}:{}: {banned}", file.display(), number + 1);
+        }
+    }
+}
+
+/// These panic where the reader is gone, and a panic ends a server. `tracing` logs, `output::note` tells.
+const PRINTING: &[&str] = &["eprintln!", "println!", "eprint!", "print!", "dbg!"];
+
+#[test]
+fn nothing_is_printed_by_a_macro_that_panics() {
+    let mut files = Vec::new();
+    for room in ["cli", "server", "client", "storage", "fence"] {
+        sources(&rooms()[room].join("src"), &mut files);
+    }
+    for file in files {
+        let source = fs::read_to_string(&file).expect("readable");
+        let code = source.split("#[cfg(test)]").next().unwrap_or_default();
+        for (number, line) in code.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//")) {
+            let found = PRINTING.iter().find(|printing| line.contains(**printing));
+            assert!(found.is_none(), "{}:{}: {}", file.display(), number + 1, line.trim());
         }
     }
 }

@@ -5,6 +5,7 @@ mod support;
 
 use std::time::Duration;
 
+use rustix::process::Signal;
 use support::place::Place;
 
 #[test]
@@ -66,23 +67,118 @@ fn why_tells_what_the_holder_itself_waits_for() {
 }
 
 #[test]
-fn unlocking_needs_the_token_of_the_holder() {
+fn unlocking_needs_the_token_and_the_lease_of_the_holder_or_force() {
     let place = Place::start();
-    let mut holding = place.running(&["lock", "a"]);
-    let token = holding.line();
+    let mut holding = place.running(&["lock", "a", "-o", "jsonl", "--holder", "ci-7"]);
+    let granted: serde_json::Value = serde_json::from_str(&holding.line()).unwrap();
+    let (token, lease) = (granted["token"].to_string(), granted["lease"].as_str().unwrap());
     for force in [&[][..], &["--force"]] {
         let said = place.tenure(&[&["unlock", "a", "--token", "1"], force].concat()).failed(1);
         assert!(said.contains("a is not held with token 1") && said.contains("tenure why a"), "{said}");
     }
-    assert_eq!(place.tenure(&["unlock", "a", "--token", &token]).ok(), "released a\n");
+    for wrong in [&[][..], &["--lease", "1234"]] {
+        let said = place.tenure(&[&["unlock", "a", "--token", &token], wrong].concat()).failed(1);
+        assert!(said.contains("ci-7 holds a") && said.contains("Use --force to end it anyway."), "{said}");
+    }
+    assert_eq!(place.json(&["why", "a"])["holders"][0]["holder"], "ci-7", "nothing has changed");
+    assert_eq!(place.tenure(&["unlock", "a", "--token", &token, "--lease", lease]).ok(), "released a\n");
     assert!(place.tenure(&["unlock", "a", "--token", &token]).failed(1).contains("a is free already"));
     assert_eq!(holding.let_go(), Some(122), "the holder is told that it had lost the lock");
+
+    let script = format!("{} unlock a --token $TENURE_TOKEN", env!("CARGO_BIN_EXE_tenure"));
+    let said = place.tenure(&["exec", "a", "--", "sh", "-c", &script]);
+    assert!(said.stdout.contains("released a"), "a command may give its own lock back: {}", said.stderr);
+
+    let mut holding = place.running(&["lock", "a"]);
+    let token = holding.line();
+    let said = place.tenure(&["unlock", "a", "--token", &token, "--force"]).ok();
+    assert!(said.starts_with("took a from "), "{said}");
+    assert_eq!(place.json(&["why", "a"])["recent"][0]["end"], "forced");
+    assert_eq!(holding.code(), Some(122));
 
     let mut holding = place.running(&["lock", "a", "--ttl", "3s"]);
     let token = holding.line();
     let why = place.tenure(&["why", "a", "--force-release", &token]).ok();
     assert!(why.contains("a is free") && why.contains("forced"), "{why}");
     assert_eq!(holding.code(), Some(122), "the holder notices without being asked");
+}
+
+/// As in a script that puts it into the background.
+#[test]
+fn without_an_input_a_lock_and_a_leadership_are_held_until_a_signal() {
+    let place = Place::start();
+    for verb in [&["lock", "a"][..], &["elect", "e", "node-1"]] {
+        let mut holding = place.running_without_input(verb);
+        holding.line();
+        for _ in 0..3 {
+            let holders = place.json(&["why", verb[1]])["holders"].clone();
+            assert_eq!(holders.as_array().unwrap().len(), 1, "{verb:?}");
+        }
+        holding.signal(Signal::TERM);
+        assert_eq!(holding.code(), Some(0));
+        assert_eq!(place.json(&["why", verb[1]])["holders"], serde_json::json!([]));
+    }
+}
+
+#[test]
+fn how_long_an_ended_tenure_lasted_does_not_change_any_more() {
+    let place = Place::start();
+    let mut holding = place.running(&["lock", "a"]);
+    holding.line();
+    assert_eq!(holding.let_go(), Some(0));
+    let held = || place.json(&["why", "a"])["recent"][0]["held_ms"].as_u64().unwrap();
+    let first = held();
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(held(), first);
+}
+
+#[test]
+fn an_ask_for_another_number_of_slots_is_told_that_they_differ() {
+    let place = Place::start();
+    let mut holding = place.running(&["lock", "--slots", "3", "a"]);
+    holding.line();
+    let said = place.tenure(&["lock", "-n", "--slots", "5", "a"]).failed(75);
+    assert!(said.contains("a has 3 slots for its holders, and 5 were asked for"), "{said}");
+    let said = place.tenure(&["exec", "-w", "50ms", "--slots", "5", "a", "--", "true"]).failed(75);
+    assert!(said.contains("a has 3 slots for its holders, and 5 were asked for"), "{said}");
+    let said = place.tenure(&["lock", "-n", "a"]).failed(75);
+    assert!(said.contains("a has 3 slots for its holders, and the whole lock was asked for"), "{said}");
+}
+
+#[test]
+fn the_holder_is_the_user_at_the_host_unless_it_is_named() {
+    let place = Place::start();
+    let holder = |command: &mut std::process::Command| {
+        let mut holding = shell::Running::start(std::mem::replace(command, support::tenure()));
+        holding.line();
+        let holder = place.json(&["why", "a"])["holders"][0]["holder"].as_str().unwrap().to_owned();
+        assert_eq!(holding.let_go(), Some(0));
+        holder
+    };
+    let named = holder(place.command(&["lock", "a"]).env("USER", "ada"));
+    assert!(named.starts_with("ada@") && named.contains(':'), "{named}");
+    assert_eq!(holder(place.command(&["lock", "a"]).env("TENURE_HOLDER", "nightly")), "nightly");
+    assert_eq!(holder(place.command(&["lock", "a", "--holder", "x"]).env("TENURE_HOLDER", "nightly")), "x");
+}
+
+#[test]
+fn places_of_locks_are_deleted_only_by_force() {
+    let place = Place::start();
+    place.tenure(&["put", "deploy/config", "x"]).ok();
+    let mut holding = place.running(&["lock", "deploy/prod", "--holder", "ci-7"]);
+    holding.line();
+    let mut waiting = place.running(&["lock", "deploy/prod", "--holder", "ci-8"]);
+    place.until_waiters("deploy/prod", 1);
+    for keys in [&["--prefix", "deploy/"][..], &["--all"], &["deploy/", "--to", "deploy0"]] {
+        let said = place.tenure(&[&["del"], keys].concat()).failed(1);
+        assert!(said.contains("deploy/prod") && said.contains("ci-7 holds it"), "{said}");
+        assert!(said.contains("Use --force to delete them anyway."), "{said}");
+    }
+    assert_eq!(place.tenure(&["get", "deploy/config", "--value-only"]).ok(), "x\n", "nothing was deleted");
+    assert_eq!(place.tenure(&["del", "deploy/config"]).ok().split(',').next(), Some("deleted 1"));
+    place.tenure(&["del", "--prefix", "deploy/", "--force"]).ok();
+    assert_eq!((holding.let_go(), waiting.code()), (Some(122), Some(1)));
+    place.tenure(&["del", "--prefix", "deploy/"]).ok();
 }
 
 #[test]

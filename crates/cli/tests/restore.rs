@@ -57,7 +57,7 @@ fn what_cannot_be_restored_is_said_to_be_so() {
     for (from, reason) in [
         (&running, "in use by another process"),
         (&empty, "no data directory of a member"),
-        (&garbage, "cannot be used"),
+        (&garbage, "is not a snapshot of Tenure"),
         (&place.path("missing"), "cannot open"),
     ] {
         let said = shell::tenure(&["snapshot", "restore", from, "--data-dir", &new, "--new-cluster"]).failed(1);

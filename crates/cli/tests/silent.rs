@@ -6,17 +6,19 @@ mod support;
 use rustix::process::Signal;
 use support::cluster::Cluster;
 use support::place::soon;
-use tenure_client::{Client, Durations, Error, Get, Keys, Watch};
+use tenure_client::{Client, Durations, EndpointOrder, Error, Get, Keys, Settings, Watch};
 
-/// Addresses of all members, this one first.
-fn endpoints_from(cluster: &Cluster, first: usize) -> String {
+/// A client of all members that begins with this one.
+async fn client_from(cluster: &Cluster, first: usize) -> Client {
     let (before, after) = cluster.servers.split_at(first);
-    after.iter().chain(before).map(|server| server.address.as_str()).collect::<Vec<_>>().join(",")
+    let endpoints = after.iter().chain(before).map(|server| server.address.as_str()).collect::<Vec<_>>().join(",");
+    let settings = Settings { endpoint_order: EndpointOrder::AsGiven, ..Settings::default() };
+    Client::connect_with(&endpoints, settings).await.unwrap()
 }
 
 /// Stops the member that a client talks to, and sees everything go on elsewhere.
 async fn everything_gets_past(cluster: &Cluster, stopped: usize) {
-    let client = Client::connect(&endpoints_from(cluster, stopped)).await.unwrap();
+    let client = client_from(cluster, stopped).await;
     client.put(("before", "x")).await.unwrap();
     let mut watcher = client.watch(Watch::keys(Keys::prefix("n/"))).await.unwrap();
     let guard = client.lock("jobs").ttl(6.seconds()).acquire().await.unwrap();
@@ -52,7 +54,7 @@ async fn everything_gets_past(cluster: &Cluster, stopped: usize) {
     guard.check().unwrap();
 
     // A new client has only the connection that the system gives it, and must not send a write there.
-    let newcomer = Client::connect(&endpoints_from(cluster, stopped)).await.unwrap();
+    let newcomer = client_from(cluster, stopped).await;
     for number in 0..3 {
         soon(newcomer.put((format!("new/{number}"), "x"))).await.expect("nothing was sent to who says nothing");
     }
@@ -83,9 +85,9 @@ async fn a_leader_that_is_stopped_is_got_past() {
 async fn a_waiter_at_a_stopped_member_is_granted_elsewhere() {
     let cluster = Cluster::start(3);
     let follower = (cluster.leader().await + 1) % 3;
-    let holder = Client::connect(&endpoints_from(&cluster, (follower + 1) % 3)).await.unwrap();
+    let holder = client_from(&cluster, (follower + 1) % 3).await;
     let guard = holder.lock("jobs").acquire().await.unwrap();
-    let client = Client::connect(&endpoints_from(&cluster, follower)).await.unwrap();
+    let client = client_from(&cluster, follower).await;
     let waiting = tokio::spawn(client.lock("jobs").acquire());
     while holder.describe_lock("jobs").await.unwrap().waiters.is_empty() {
         tokio::time::sleep(5.milliseconds()).await;

@@ -1,10 +1,5 @@
-//! How a call is made, and when it may be made again.
-//!
-//! What a failure allows:
-//! - It never reached a server: any call may be made again, over another connection.
-//! - A member says that it did nothing, because it knows of no leader: the same.
-//! - The connection broke, or the member fell silent: only a call that changes nothing may be repeated.
-//! - The server gave its verdict: that is the answer.
+//! How a call is made. Whether it is made again is decided by [`Retry`], which is pure; here is found out what a failure
+//! means for the call, and which server is asked next.
 
 use std::future::Future;
 use std::pin::pin;
@@ -14,17 +9,18 @@ use std::time::Duration;
 use tenure_api::etcdserverpb::StatusRequest;
 use tenure_api::etcdserverpb::maintenance_client::MaintenanceClient;
 use tokio::time::Instant;
-use tonic::transport::Channel;
 use tonic::{Response, Status};
 
 use crate::connection::Connection;
 use crate::connections::Connections;
 use crate::diagnose;
 use crate::error::{Error, Meaning, read_status};
+use crate::retry::{Failure, Next, Retry};
+use crate::timed_channel::TimedChannel;
 
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 const DIAGNOSIS_TIMEOUT: Duration = Duration::from_secs(1);
+/// With less time left, another member is not asked any more.
+const LEAST_ATTEMPT: Duration = Duration::from_millis(20);
 
 /// What is known about a call before it is made.
 #[derive(Debug, Clone, Copy)]
@@ -68,58 +64,93 @@ enum Verdict {
     Final(Error),
 }
 
+impl Verdict {
+    fn failure(&self) -> Failure {
+        match self {
+            Verdict::Unsent(_) => Failure::Unsent,
+            Verdict::Passing(error) if error.outcome_is_unknown() => Failure::InDoubt,
+            Verdict::Passing(_) => Failure::NotDone,
+            Verdict::Final(_) => Failure::Verdict,
+        }
+    }
+}
+
 impl Connections {
     /// Makes a call, at as many servers and as often as its kind and its time allow.
-    pub async fn call<Reply, Called>(&self, kind: Kind, call: impl FnMut(Channel) -> Called) -> Result<Reply, Error>
+    pub async fn call<Reply, Called>(
+        &self,
+        kind: Kind,
+        call: impl FnMut(TimedChannel) -> Called,
+    ) -> Result<Reply, Error>
     where
         Called: Future<Output = Result<Response<Reply>, Status>>,
     {
-        Ok(self.call_somewhere(kind, call).await?.1)
+        self.call_until(kind, Instant::now() + self.settings().timeout, call).await
     }
 
-    /// As [`Connections::call`], and tells over which connection it was answered.
+    /// As [`Connections::call`], with a time of its own.
+    pub async fn call_until<Reply, Called>(
+        &self,
+        kind: Kind,
+        give_up: Instant,
+        mut call: impl FnMut(TimedChannel) -> Called,
+    ) -> Result<Reply, Error>
+    where
+        Called: Future<Output = Result<Response<Reply>, Status>>,
+    {
+        let call = |connection: &Connection, ends: Instant| {
+            let timeout = (!kind.unlimited).then(|| ends.saturating_duration_since(Instant::now()));
+            call(TimedChannel::new(connection.channel.clone(), timeout))
+        };
+        Ok(self.repeat(kind, give_up, call).await?.1)
+    }
+
+    /// Opens a stream, and tells over which connection. The stream may last for as long as it likes.
     pub async fn call_somewhere<Reply, Called>(
         &self,
         kind: Kind,
-        mut call: impl FnMut(Channel) -> Called,
+        mut call: impl FnMut(TimedChannel) -> Called,
+    ) -> Result<(Arc<Connection>, Reply), Error>
+    where
+        Called: Future<Output = Result<Response<Reply>, Status>>,
+    {
+        let call = |connection: &Connection, _| call(TimedChannel::new(connection.channel.clone(), None));
+        self.repeat(kind, Instant::now() + self.settings().timeout, call).await
+    }
+
+    async fn repeat<Reply, Called>(
+        &self,
+        kind: Kind,
+        give_up: Instant,
+        mut call: impl FnMut(&Connection, Instant) -> Called,
     ) -> Result<(Arc<Connection>, Reply), Error>
     where
         Called: Future<Output = Result<Response<Reply>, Status>>,
     {
         let started = Instant::now();
-        let give_up = started + self.settings().timeout;
-        let mut pause = FIRST_PAUSE;
+        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let mut retry = Retry::new(kind.idempotent, 0, ms(give_up.saturating_duration_since(started)));
         loop {
-            let error = match self.connection(give_up).await {
+            let (error, failure) = match self.connection(give_up).await {
                 Ok(connection) => {
-                    let called = call(connection.channel.clone());
-                    let outcome = self.attempt(&connection, kind, give_up, called).await;
+                    let ends_ms = retry.attempt_ends_ms(ms(started.elapsed()), self.has_others());
+                    let ends = started + Duration::from_millis(ends_ms);
+                    let outcome = self.attempt(&connection, kind, ends, call(&connection, ends)).await;
                     let verdict = match outcome {
                         Outcome::Answered(Ok(reply)) => return Ok((connection, reply.into_inner())),
                         Outcome::Answered(Err(status)) => judge(&connection, kind, started, &status),
                         Outcome::Late => self.judge_lateness(&connection, kind, started, give_up).await,
                         Outcome::Silent => Verdict::Passing(silence(&connection, kind, started.elapsed(), SILENT)),
                     };
-                    let (error, may_repeat) = self.draw_conclusions(&connection, kind, verdict);
-                    if !may_repeat {
-                        return Err(error);
-                    }
-                    error
+                    let failure = verdict.failure();
+                    (self.draw_conclusions(&connection, verdict), failure)
                 }
-                Err(attempts) => {
-                    let error = Error::Unreachable { attempts };
-                    // Who has never reached anybody has probably been given the wrong address.
-                    if !self.has_reached_any() {
-                        return Err(error);
-                    }
-                    error
-                }
+                Err(attempts) => (Error::Unreachable { attempts }, Failure::Unreachable),
             };
-            if Instant::now() + pause >= give_up {
-                return Err(error);
+            match retry.next(ms(started.elapsed()), failure, self.has_reached_any()) {
+                Next::Fail => return Err(error),
+                Next::Retry { pause_ms } => tokio::time::sleep(Duration::from_millis(pause_ms)).await,
             }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 
@@ -127,7 +158,7 @@ impl Connections {
         &self,
         connection: &Arc<Connection>,
         kind: Kind,
-        give_up: Instant,
+        ends: Instant,
         call: impl Future<Output = Result<Response<Reply>, Status>>,
     ) -> Outcome<Reply> {
         let mut call = pin!(call);
@@ -137,39 +168,29 @@ impl Connections {
                 () = connection.fallen_silent() => Outcome::Silent,
             };
         }
-        let listening = tokio::time::timeout_at(self.attempt_deadline(kind, give_up), connection.listen(&mut call));
-        match listening.await {
+        match tokio::time::timeout_at(ends, connection.listen(&mut call)).await {
             Ok(Some(answer)) => Outcome::Answered(answer),
             Ok(None) if kind.idempotent => Outcome::Silent,
             // Others go elsewhere from now on. What was sent cannot be sent again, but may still be answered.
             Ok(None) => {
                 self.leave(connection);
-                tokio::time::timeout_at(give_up, call).await.map_or(Outcome::Silent, Outcome::Answered)
+                tokio::time::timeout_at(ends, call).await.map_or(Outcome::Silent, Outcome::Answered)
             }
             Err(_) => Outcome::Late,
         }
     }
 
-    /// A member that hangs must not use up the time that another one could answer in.
-    fn attempt_deadline(&self, kind: Kind, give_up: Instant) -> Instant {
-        match kind.idempotent && self.has_others() {
-            true => Instant::now() + give_up.saturating_duration_since(Instant::now()) / 2,
-            false => give_up,
-        }
-    }
-
-    /// Turns away from a server that is of no use now; and tells whether the call may be made again.
-    fn draw_conclusions(&self, connection: &Arc<Connection>, kind: Kind, verdict: Verdict) -> (Error, bool) {
+    /// Turns away from a server that is of no use now, and gives the error.
+    fn draw_conclusions(&self, connection: &Arc<Connection>, verdict: Verdict) -> Error {
         match verdict {
-            Verdict::Final(error) => (error, false),
+            Verdict::Final(error) => error,
             Verdict::Unsent(error) => {
                 self.forget(connection);
-                (error, true)
+                error
             }
             Verdict::Passing(error) => {
                 self.leave(connection);
-                let may_repeat = kind.idempotent || !error.outcome_is_unknown();
-                (error, may_repeat)
+                error
             }
         }
     }
@@ -178,7 +199,7 @@ impl Connections {
     pub fn judge_stream(&self, connection: &Arc<Connection>, kind: Kind, status: &Status) -> Result<Error, Error> {
         match judge(connection, kind, Instant::now(), status) {
             Verdict::Final(error) => Err(error),
-            verdict => Ok(self.draw_conclusions(connection, kind, verdict).0),
+            verdict => Ok(self.draw_conclusions(connection, verdict)),
         }
     }
 
@@ -196,7 +217,7 @@ impl Connections {
         give_up: Instant,
     ) -> Verdict {
         // To ask why takes time that another member could answer in.
-        if kind.idempotent && self.has_others() && Instant::now() + FIRST_PAUSE < give_up {
+        if kind.idempotent && self.has_others() && Instant::now() + LEAST_ATTEMPT < give_up {
             return Verdict::Passing(silence(connection, kind, started.elapsed(), LATE));
         }
         Verdict::Final(explain_lateness(connection, kind, started).await)

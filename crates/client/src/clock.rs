@@ -1,9 +1,14 @@
 //! The clock that leases are held by: it never goes back, and it counts the time that the machine
 //! was suspended, because the server's clock goes on meanwhile.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 pub use platform::{Alarm, now_ms};
+
+/// Milliseconds since 1970 by the wall clock, which is set now and then. Leases do not depend on it.
+pub(crate) fn wall_ms() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |now| now.as_millis() as u64)
+}
 
 /// A moment of this clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -39,7 +39,7 @@ struct Failed {
 
 impl Connections {
     pub fn new(addresses: Vec<Address>, settings: Settings) -> Connections {
-        Connections::over(Arc::new(Places::given(addresses)), settings)
+        Connections::over(Arc::new(Places::given(addresses, settings.endpoint_order)), settings)
     }
 
     fn over(places: Arc<Places>, settings: Settings) -> Connections {
@@ -87,7 +87,8 @@ impl Connections {
 
     /// Where calls go at present, for errors to name.
     pub fn current_address(&self) -> String {
-        let last = self.current_lock().last.clone().or_else(|| self.places.list().first().cloned());
+        let first = || self.places.candidates(None, Instant::now()).into_iter().next();
+        let last = self.current_lock().last.clone().or_else(first);
         last.map_or_else(String::new, |place| place.address.text.clone())
     }
 

@@ -238,7 +238,12 @@ impl Client {
     /// Repeating it changes nothing: it names the token.
     pub(crate) async fn unlock_all(&self, names: &[String], token: i64) -> Result<bool, Error> {
         let [name, more @ ..] = names else { return Ok(false) };
-        let request = proto::UnlockRequest { name: name.clone(), more_names: more.to_vec(), fencing_token: token };
+        let request = proto::UnlockRequest {
+            name: name.clone(),
+            more_names: more.to_vec(),
+            fencing_token: token,
+            lease_id: None,
+        };
         let call = |channel| {
             let request = request.clone();
             async move { LockServiceClient::new(channel).unlock(request).await }

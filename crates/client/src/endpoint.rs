@@ -1,5 +1,6 @@
-//! Reads lists of endpoints.
+//! Reads lists of endpoints, and says in which order they are tried.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::IpAddr;
 
 use tonic::transport::Uri;
@@ -19,6 +20,44 @@ impl Address {
     pub fn ip(&self) -> Option<IpAddr> {
         self.uri.host()?.trim_matches(['[', ']']).parse().ok()
     }
+}
+
+/// In which order a client tries the endpoints that it was given.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum EndpointOrder {
+    /// Each client draws an order of its own, so that clients with the same list spread over the members.
+    #[default]
+    Shuffled,
+    /// The order that this seed gives, the same each time.
+    Seeded(u64),
+    /// The first one first. The others are used only while the first one is of no use.
+    AsGiven,
+}
+
+impl EndpointOrder {
+    /// A rank for each of `count` endpoints. The lowest is tried first.
+    pub(crate) fn ranks(self, count: usize) -> Vec<u64> {
+        let mut ranks: Vec<u64> = (0..count as u64).collect();
+        let mut state = match self {
+            EndpointOrder::AsGiven => return ranks,
+            EndpointOrder::Seeded(seed) => seed,
+            // The standard library seeds its hash tables from the system's randomness.
+            EndpointOrder::Shuffled => RandomState::new().build_hasher().finish(),
+        };
+        for index in (1..count).rev() {
+            let other = next_random(&mut state) % (index as u64 + 1);
+            ranks.swap(index, other as usize);
+        }
+        ranks
+    }
+}
+
+/// splitmix64: a counter whose bits are mixed.
+fn next_random(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mixed = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
 }
 
 /// Reads `A,B,C`; blanks around commas do not matter, repetitions are dropped.
@@ -46,8 +85,17 @@ pub fn parse(text: &str) -> Result<Address, Error> {
     let uri: Uri = format!("http://{bare}").parse().map_err(|error| refused(text, &format!("{error}")))?;
     match (uri.host(), uri.port_u16(), uri.path()) {
         (Some(host), Some(_), "/") if !host.is_empty() => Ok(Address { text: bare.to_owned(), uri }),
-        (_, None, _) => Err(refused(text, "the port is missing")),
+        (_, None, _) => Err(refused(text, &missing_port(bare))),
         _ => Err(refused(text, "this is not an address")),
+    }
+}
+
+/// An address without a port that can be: there is none, or its number is too large.
+fn missing_port(bare: &str) -> String {
+    let port = bare.rsplit_once(':').map(|(_, port)| port).filter(|port| !port.is_empty());
+    match port.filter(|port| port.bytes().all(|byte| byte.is_ascii_digit())) {
+        Some(port) => format!("the port {port} is not between 1 and 65535"),
+        None => "the port is missing".to_owned(),
     }
 }
 
@@ -72,6 +120,8 @@ mod tests {
             ("", "no endpoint"),
             (" , ", "no endpoint"),
             ("localhost", "port is missing"),
+            ("localhost:", "port is missing"),
+            ("localhost:99999", "the port 99999 is not between 1 and 65535"),
             ("https://localhost:1", "TLS"),
             ("ftp://localhost:1", "ftp://"),
             ("localhost:1/path", "not an address"),

@@ -18,7 +18,8 @@ pub struct HeldKey {
 }
 
 impl Client {
-    /// Waits until the lock is granted to this lease. Dropping the future leaves the queue.
+    /// Waits until the lock is granted to this lease. Dropping the future leaves the queue, unless the grant is on its
+    /// way already: then the key stays until it is unlocked or its lease ends. [`Client::lock`] has no such gap.
     ///
     /// Asking again with the same lease gives the same key. A lost connection is an error: the
     /// server takes the waiter out of the queue, so the call would have to start at its end.

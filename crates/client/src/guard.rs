@@ -1,9 +1,9 @@
-//! A lock that is held, and the promise that comes with it: whoever works inside [`LockGuard::run`],
-//! or asks [`Held::check`] before each effect, has stopped before the server can give the lock to
-//! somebody else, through partitions, pauses and suspended machines.
+//! A lock that is held, and the promise that comes with it: work inside [`LockGuard::run`], and work that asks
+//! [`Held::check`] before each effect, has stopped before the server can give the lock to another holder, through
+//! partitions, pauses of the process and suspended machines.
 //!
-//! What the guard cannot stop, work that blocks without asking, is what the token is for: a storage
-//! that remembers the highest token it has seen refuses the late write.
+//! The guard cannot stop work that blocks without asking, and it cannot see that a host has paused its virtual machine.
+//! That is what the token is for: a storage that remembers the highest token it has seen refuses the late write.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -18,8 +18,9 @@ use tokio::sync::{OwnedMutexGuard, watch};
 
 use crate::keeper::HeldLease;
 use crate::lifecycle::Cause;
+use crate::requests::Names;
 use crate::session::Session;
-use crate::session_stream::Granted;
+use crate::session_stream::{Granted, names_of};
 use crate::shared_sessions::SharedSessions;
 use crate::signed::Signatures;
 use crate::{Client, Deadline, Error, LeaseId, LockError};
@@ -42,7 +43,7 @@ pub struct Held {
 }
 
 struct Grant {
-    names: Vec<String>,
+    names: Names,
     key: String,
     token: i64,
     slot: u32,
@@ -60,7 +61,7 @@ impl Held {
     pub(crate) fn new(asked: &proto::SessionLock, asked_ms: u64, granted: Granted, session: &Session) -> Held {
         let Granted { token, slot, signature, ended } = granted;
         let (lease, ttl, client) = (session.held_lease().clone(), session.ttl(), session.client().clone());
-        let names = [std::slice::from_ref(&asked.name), &asked.more_names].concat();
+        let names = names_of(asked);
         let (key, holder) = (format!("{}/{:x}", asked.name, lease.id), asked.holder_id.clone());
         let signatures = Signatures::of_grant(&asked.name, signature, asked_ms);
         Held { grant: Arc::new(Grant { names, key, token, slot, holder, signatures, lease, ttl, client, ended }) }
@@ -75,7 +76,8 @@ impl Held {
         &self.grant.names
     }
 
-    /// Grows from holder to holder. Hand it to every storage that the lock protects.
+    /// The fencing token. It rises from holder to holder of one lock; tokens of different locks cannot be compared. Send
+    /// it with every write to the storage that the lock protects.
     pub fn token(&self) -> i64 {
         self.grant.token
     }
@@ -224,7 +226,7 @@ impl Place {
     async fn give_back(&mut self) -> Result<(), LockError> {
         let before = self.held.check();
         self.held.end(Cause::Released);
-        let released = self.session.unlock(self.held.names(), self.held.token()).await;
+        let released = self.session.unlock(&self.held.grant.names, self.held.token()).await;
         // What could not be told now is told in the background; see `drop`.
         self.given_back = !matches!(&released, Err(error) if error.is_passing());
         match released {
@@ -255,7 +257,7 @@ impl Drop for Place {
         }
         let keeper = session.keeper().clone();
         keeper.owe(async move {
-            session.give_back(held.names(), held.token()).await;
+            session.give_back(&held.grant.names, held.token()).await;
             return_session(&session);
         });
     }

@@ -13,7 +13,7 @@ use tokio::sync::{OwnedMutexGuard, mpsc, watch};
 
 use crate::clock::{self, Alarm};
 use crate::connections::Connections;
-use crate::lifecycle::{CancelAt, Cause, Effect, Input, Lifecycle};
+use crate::lifecycle::{CancelAt, Cause, Effect, Input, Lifecycle, WallClock};
 use crate::session_stream::{Order, SessionStream};
 use crate::{Client, Deadline, Error, LeaseId};
 
@@ -108,7 +108,7 @@ pub(crate) struct Owed {
 
 impl Drop for Owed {
     fn drop(&mut self) {
-        // Whoever waits until all is settled looks next who is still at a name.
+        // The turns go first: a caller that waits until all is settled looks next which names are in use.
         self.turns.clear();
         self.keeper.owed.send_modify(|owed| *owed -= 1);
     }
@@ -179,6 +179,7 @@ pub(crate) struct HeldLease {
 
 struct Life {
     lifecycle: Lifecycle,
+    wall_clock: WallClock,
     scheduled_ms: Option<u64>,
 }
 
@@ -187,9 +188,10 @@ impl HeldLease {
     pub fn keep(keeper: &Arc<Keeper>, id: LeaseId, cancel_at: CancelAt, sent_ms: u64, ttl_ms: u64) -> Arc<HeldLease> {
         let (orders, arriving) = mpsc::unbounded_channel();
         let lifecycle = Lifecycle::new(cancel_at, sent_ms, ttl_ms);
+        let wall_clock = WallClock::new(clock::now_ms(), clock::wall_ms());
         let lease = Arc::new_cyclic(|itself| HeldLease {
             id,
-            life: Mutex::new(Life { lifecycle, scheduled_ms: None }),
+            life: Mutex::new(Life { lifecycle, wall_clock, scheduled_ms: None }),
             state: watch::Sender::default(),
             orders,
             keeper: keeper.clone(),
@@ -204,7 +206,8 @@ impl HeldLease {
         &self.keeper
     }
 
-    /// What is ordered of a session that is over comes to nothing: whoever waits for an answer learns that there is none.
+    /// Orders something of the session. If it is over, the order is dropped, and its caller learns that there is no
+    /// answer.
     pub fn order(&self, order: Order) {
         let _ = self.orders.send(order);
     }
@@ -212,13 +215,23 @@ impl HeldLease {
     /// Anybody may step it, at any time: the clock is read here.
     pub fn step(&self, input: Input) {
         let mut life = self.life.lock().unwrap_or_else(PoisonError::into_inner);
-        for effect in life.lifecycle.step(clock::now_ms(), input) {
+        let Life { lifecycle, wall_clock, .. } = &mut *life;
+        let now_ms = clock::now_ms();
+        let mut effects = Vec::new();
+        if wall_clock.has_jumped(now_ms, clock::wall_ms(), lifecycle.ttl_ms()) {
+            effects = lifecycle.step(now_ms, Input::Doubt);
+        }
+        effects.extend(lifecycle.step(now_ms, input));
+        for effect in effects {
             match effect {
                 Effect::SendRenewal { number } => self.order(Order::Renew(number)),
                 Effect::Confirmed => self.publish(|state| state.warned = false),
                 Effect::Warn => self.publish(|state| state.warned = true),
                 Effect::Cancel => self.publish(|state| state.cancelled = true),
-                Effect::Lost(cause) => self.publish(|state| state.lost = Some(cause)),
+                Effect::Lost(cause) => {
+                    self.publish(|state| state.lost = Some(cause));
+                    self.order(Order::End);
+                }
             }
         }
         let next_ms = life.lifecycle.next_step_ms();

@@ -4,9 +4,9 @@ use bytes::Bytes;
 use tenure_api::etcdserverpb as proto;
 use tenure_api::etcdserverpb::kv_client::KvClient;
 use tenure_api::etcdserverpb::range_request::{SortOrder, SortTarget};
-use tonic::transport::Channel;
 
 use crate::call::Kind;
+use crate::timed_channel::TimedChannel;
 use crate::{Client, Error, Header, Keys, LeaseId, Revision};
 
 pub use tenure_api::mvccpb::KeyValue;
@@ -232,6 +232,6 @@ impl Client {
 }
 
 /// Answers may be of any size: the server has limits of its own.
-pub(crate) fn kv(channel: Channel) -> KvClient<Channel> {
+pub(crate) fn kv(channel: TimedChannel) -> KvClient<TimedChannel> {
     KvClient::new(channel).max_decoding_message_size(usize::MAX)
 }

@@ -9,10 +9,10 @@ use tenure_api::etcdserverpb::lease_client::LeaseClient;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
-use tonic::transport::Channel;
 
 use crate::call::Kind;
 use crate::connection::Connection;
+use crate::timed_channel::TimedChannel;
 use crate::{Client, Error};
 
 /// Names a lease; people see it in hexadecimal.
@@ -71,7 +71,7 @@ impl Client {
     }
 
     pub async fn leases(&self) -> Result<Vec<LeaseId>, Error> {
-        let call = |channel: Channel| async move {
+        let call = |channel: TimedChannel| async move {
             let mut client = LeaseClient::new(channel).max_decoding_message_size(usize::MAX);
             client.lease_leases(proto::LeaseLeasesRequest {}).await
         };

@@ -30,12 +30,16 @@
 //! Three rules hold for every call:
 //! - A call whose outcome is unknown is not repeated unless repeating it changes nothing. Reads are
 //!   repeated at the next server until their time is up; writes only if they were certainly not carried out:
-//!   never sent, turned away by a server that stops, or refused for want of a leader.
+//!   never sent, turned away by a server that stops, or refused because there is no leader.
 //! - An error names its cause and what can be done about it; see [`Error`].
 //! - Nothing connects before the first call needs it, and a lost connection comes back by itself. A server
 //!   that accepts connections but says nothing is passed over: no write is sent to it, and what waits there
-//!   goes on elsewhere if it can. Only a client that has never reached anybody fails at once when nobody can
-//!   be reached.
+//!   goes on elsewhere if it can. Only a client that has never reached a server fails at once when no server
+//!   can be reached.
+//!
+//! What the client decides is decided by pure parts, which the simulation runs as well: [`lifecycle`] (what the holder of
+//! a lease may believe), [`requests`] (what a session has asked for, holds and owes), [`retry`] (what may be repeated) and
+//! [`cursor`] (where a watch is). They do no IO and read no clock; the rest of the crate moves bytes.
 #![forbid(unsafe_code)]
 
 mod barrier;
@@ -44,6 +48,7 @@ pub mod clock;
 mod cluster;
 mod connection;
 mod connections;
+pub mod cursor;
 mod describe;
 mod diagnose;
 mod discovery;
@@ -62,12 +67,20 @@ pub mod lifecycle;
 mod lock;
 mod maintenance;
 mod places;
+pub mod requests;
+pub mod retry;
 mod session;
 mod session_stream;
 mod shared_sessions;
 mod signed;
+mod timed_channel;
 mod txn;
 mod watch;
+
+/// Compiles the examples of the guide.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/client.md")]
+struct Guide;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -82,6 +95,7 @@ pub use describe::{
 pub use diagnose::Cause;
 pub use durations::Durations;
 pub use election::{CampaignRequest, Leader, Leadership, Observer};
+pub use endpoint::EndpointOrder;
 pub use error::{Attempt, Error};
 pub use etcd_lock::HeldKey;
 pub use guard::{Held, LockGuard, Lost};
@@ -124,7 +138,7 @@ impl From<Option<tenure_api::etcdserverpb::ResponseHeader>> for Header {
     }
 }
 
-/// How long things may take.
+/// How long things may take, and which servers are used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
     /// For a call, all repetitions included. Calls that wait for their turn (lock, campaign) have no limit.
@@ -133,11 +147,18 @@ pub struct Settings {
     /// Whether the client asks who else belongs to the cluster, to go there if need be. Members are found where
     /// they say that clients find them; without it, only the endpoints that were given are used.
     pub discover: bool,
+    /// In which order the endpoints are tried.
+    pub endpoint_order: EndpointOrder,
 }
 
 impl Default for Settings {
     fn default() -> Settings {
-        Settings { timeout: Duration::from_secs(5), connect_timeout: Duration::from_secs(2), discover: true }
+        Settings {
+            timeout: Duration::from_secs(5),
+            connect_timeout: Duration::from_secs(2),
+            discover: true,
+            endpoint_order: EndpointOrder::default(),
+        }
     }
 }
 

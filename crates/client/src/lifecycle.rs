@@ -15,6 +15,11 @@
 //!
 //! Work is cancelled at the deadline, or before it if it needs time to end ([`CancelAt`]). A lease
 //! whose work was cancelled is still renewed, to cover the winding up; one that is lost stays lost.
+//!
+//! No clock of a virtual machine counts the time for which its host has paused it. A wall clock that is
+//! set right afterwards jumps ahead, which [`WallClock`] notices. The lifecycle takes that for a doubt:
+//! it believes no answer to an older renewal, asks the server at once, and cancels the work if no answer
+//! comes soon.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -76,6 +81,8 @@ pub enum Input {
     Answered { number: u64, ttl_ms: u64 },
     /// The renewal of this number will not be answered: the connection failed.
     Failed { number: u64 },
+    /// More time may have passed than the clock has counted.
+    Doubt,
     /// The server, or the holder, ended it.
     Ended(Cause),
 }
@@ -106,8 +113,36 @@ pub struct Lifecycle {
     next_send_ms: u64,
     failures: u32,
     warned: bool,
+    /// When it became doubtful whether the clock has counted all the time since the last confirmation.
+    doubted_ms: Option<u64>,
     phase: Phase,
     last_step_ms: u64,
+}
+
+/// Compares the wall clock with the clock of the lifecycle. Both run at the same speed, so a wall clock that gains
+/// more than a tolerance from one look to the next was set. That may be an operator's doing, or set right what a pause
+/// of the whole machine has hidden from the other clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WallClock {
+    /// By how much it is ahead of the other clock.
+    ahead_ms: i64,
+}
+
+impl WallClock {
+    pub fn new(now_ms: u64, wall_ms: u64) -> WallClock {
+        WallClock { ahead_ms: ahead_ms(now_ms, wall_ms) }
+    }
+
+    /// Whether it has jumped ahead since the last look, under a lease of this TTL.
+    pub fn has_jumped(&mut self, now_ms: u64, wall_ms: u64, ttl_ms: u64) -> bool {
+        let before_ms = std::mem::replace(&mut self.ahead_ms, ahead_ms(now_ms, wall_ms));
+        u64::try_from(self.ahead_ms.saturating_sub(before_ms)).is_ok_and(|gained_ms| gained_ms > margin_ms(ttl_ms))
+    }
+}
+
+fn ahead_ms(now_ms: u64, wall_ms: u64) -> i64 {
+    let signed = |ms: u64| i64::try_from(ms).unwrap_or(i64::MAX);
+    signed(wall_ms).saturating_sub(signed(now_ms))
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -146,6 +181,7 @@ impl Lifecycle {
             next_send_ms: sent_ms.saturating_add(ttl_ms / 3),
             failures: 0,
             warned: false,
+            doubted_ms: None,
             phase: Phase::Held,
             last_step_ms: sent_ms,
         }
@@ -159,14 +195,16 @@ impl Lifecycle {
 
     /// When work is cancelled, unless a renewal is confirmed before.
     pub fn cancel_ms(&self) -> u64 {
-        match self.cancel_at {
+        let cancel_ms = match self.cancel_at {
             CancelAt::Deadline => self.deadline_ms(),
             CancelAt::HalfTtl => self.half_ms().min(self.deadline_ms()),
             CancelAt::Before(time) => {
                 let time_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
                 self.deadline_ms().saturating_sub(time_ms).max(self.half_ms()).min(self.deadline_ms())
             }
-        }
+        };
+        let doubt_ends_ms = self.doubted_ms.map(|doubted_ms| doubted_ms.saturating_add(self.patience_ms()));
+        doubt_ends_ms.map_or(cancel_ms, |doubt_ends_ms| cancel_ms.min(doubt_ends_ms))
     }
 
     /// The TTL that the server named last.
@@ -248,7 +286,20 @@ impl Lifecycle {
                     self.next_send_ms = now_ms.saturating_add(self.pause_ms());
                 }
             }
+            Input::Doubt => self.doubt(now_ms, effects),
             Input::Ended(cause) => self.lose(cause, effects),
+        }
+    }
+
+    /// Asks the server at once. Answers to what was sent before are not believed any more: they count from a moment that
+    /// may be longer ago than the clock says.
+    fn doubt(&mut self, now_ms: u64, effects: &mut Vec<Effect>) {
+        self.doubted_ms = Some(self.doubted_ms.unwrap_or(now_ms));
+        self.unanswered.clear();
+        (self.waiting, self.next_send_ms) = (false, now_ms);
+        if !self.warned {
+            self.warned = true;
+            effects.push(Effect::Warn);
         }
     }
 
@@ -258,7 +309,7 @@ impl Lifecycle {
         let is_last = self.unanswered.back().is_some_and(|last| last.number == number);
         self.unanswered.retain(|renewal| renewal.number > number);
         self.confirmed = Confirmation { sent_ms: renewal.sent_ms, ttl_ms };
-        self.warned = false;
+        (self.warned, self.doubted_ms) = (false, None);
         if is_last || !self.waiting {
             self.waiting = false;
             self.failures = 0;

@@ -317,3 +317,41 @@ fn random_histories_keep_the_promise() {
         }
     }
 }
+
+#[test]
+fn a_doubt_is_settled_by_a_renewal_that_was_sent_after_it() {
+    let mut lifecycle = lease();
+    assert_eq!(tick(&mut lifecycle, 3_000), [SendRenewal { number: 1 }]);
+    assert_eq!(lifecycle.step(3_100, Input::Doubt), [Warn, SendRenewal { number: 2 }]);
+    assert_eq!(answer(&mut lifecycle, 3_200, 1, TTL_MS), [], "it may have been sent long ago");
+    assert!(lifecycle.is_warned());
+    assert_eq!(answer(&mut lifecycle, 3_300, 2, TTL_MS), [Confirmed]);
+    assert!(!lifecycle.is_warned());
+    assert_eq!((lifecycle.deadline_ms(), lifecycle.cancel_ms()), (3_100 + DEADLINE_MS, 3_100 + DEADLINE_MS));
+}
+
+#[test]
+fn a_doubt_that_the_server_does_not_settle_soon_cancels_the_work() {
+    let mut lifecycle = lease();
+    assert_eq!(lifecycle.step(1_000, Input::Doubt), [Warn, SendRenewal { number: 1 }]);
+    // A second one does not put it off.
+    assert_eq!(lifecycle.step(2_000, Input::Doubt), [SendRenewal { number: 2 }]);
+    let cancelled = run_until(&mut lifecycle, 1_000 + PATIENCE_MS);
+    assert_eq!(cancelled, [(1_000 + PATIENCE_MS, Cancel)]);
+    assert_eq!(lifecycle.deadline_ms(), DEADLINE_MS, "what the server confirmed is not taken back");
+    assert_eq!(lifecycle.step(2_600, Input::Answered { number: 2, ttl_ms: 0 }), [Lost(Cause::LeaseEnded)]);
+}
+
+#[test]
+fn only_a_jump_ahead_of_the_wall_clock_is_one() {
+    let margin_ms = margin_ms(TTL_MS);
+    let mut wall = WallClock::new(1_000, 50_000);
+    assert!(!wall.has_jumped(2_000, 51_000, TTL_MS));
+    assert!(!wall.has_jumped(3_000, 52_000 + margin_ms, TTL_MS), "clocks drift");
+    assert!(!wall.has_jumped(4_000, 53_000 + 2 * margin_ms, TTL_MS), "again");
+    assert!(wall.has_jumped(5_000, 54_001 + 3 * margin_ms, TTL_MS));
+    assert!(!wall.has_jumped(6_000, 55_001 + 3 * margin_ms, TTL_MS), "it is told once");
+    assert!(!wall.has_jumped(7_000, 1_000, TTL_MS), "set back, it tells nothing of lost time");
+    assert!(!wall.has_jumped(8_000, 2_000, TTL_MS));
+    assert!(wall.has_jumped(8_000, u64::MAX, TTL_MS));
+}

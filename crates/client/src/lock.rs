@@ -1,6 +1,5 @@
 //! Asking for a lock: what is asked for, and what comes of it.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
@@ -13,25 +12,34 @@ use tonic::Code;
 use crate::describe::time;
 use crate::guard::{Held, LockGuard, Lost, Place};
 use crate::lifecycle::{CancelAt, Cause};
-use crate::session::{DEFAULT_TTL, Entry, Session};
+use crate::requests::Ticket;
+use crate::session::{DEFAULT_TTL, Entry, Session, next_ticket};
 use crate::session_stream::{Granted, Refused};
 use crate::shared_sessions::{SessionKind, SharedSessions};
 use crate::{Client, Error, Mode, Waiter, clock};
 
-/// How much longer than the wait that was asked for an answer may take.
-const SLACK: Duration = Duration::from_secs(5);
+/// How much longer than the caller wants to wait the answer may take.
+const SLACK: Duration = Duration::from_secs(1);
 
 /// Why a lock was not acquired, or could not be given back.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LockError {
-    /// Somebody has it, and waiting was not asked for.
+    /// Another holder has it, and the request does not wait.
     #[error("{name} is busy: {}; wait for it, or see `tenure why {name}`", holder_text(holder, *since, *waiting))]
     Busy { name: String, holder: String, since: Option<SystemTime>, waiting: u64 },
-    /// Somebody still had it when the wait was over.
-    #[error("{name} was not free within {:.1} s: {}; wait longer, or see `tenure why {name}`", waited.as_secs_f64(), holder_text(holder, *since, *waiting))]
-    Timeout { name: String, waited: Duration, holder: String, since: Option<SystemTime>, waiting: u64 },
-    /// Those who name an owner would wait for each other in a circle.
+    /// The wait is over, and the lock was not granted. `unanswered` says why if the server could not be asked;
+    /// otherwise another holder had it.
+    #[error("{}", timeout_text(name, *waited, &holder_text(holder, *since, *waiting), unanswered.as_deref()))]
+    Timeout {
+        name: String,
+        waited: Duration,
+        holder: String,
+        since: Option<SystemTime>,
+        waiting: u64,
+        unanswered: Option<Box<Error>>,
+    },
+    /// Requests that name an owner would wait for each other in a circle.
     #[error(
         "waiting for {name} would never end, a deadlock: {cycle}. Give back what is held and begin again; to take several locks at once, name them in one request"
     )]
@@ -52,6 +60,16 @@ pub enum LockError {
     Lost(#[from] Lost),
     #[error(transparent)]
     Call(#[from] Error),
+}
+
+fn timeout_text(name: &str, waited: Duration, holder: &str, unanswered: Option<&Error>) -> String {
+    let seconds = waited.as_secs_f64();
+    match unanswered {
+        Some(error) => {
+            format!("{name} was not granted within {seconds:.1} s, because the server did not answer: {error}")
+        }
+        None => format!("{name} was not free within {seconds:.1} s: {holder}; wait longer, or see `tenure why {name}`"),
+    }
 }
 
 fn holder_text(holder: &str, since: Option<SystemTime>, waiting: u64) -> String {
@@ -133,13 +151,13 @@ impl LockRequest {
         self
     }
 
-    /// Wait for so long at most.
+    /// Waits for at most this long, also if the server cannot be asked.
     pub fn wait(mut self, time: Duration) -> LockRequest {
         self.patience = Patience::AtMost(time);
         self
     }
 
-    /// Do not wait at all.
+    /// Does not wait for another holder.
     pub fn try_once(mut self) -> LockRequest {
         self.patience = Patience::None;
         self
@@ -194,12 +212,15 @@ impl LockRequest {
         self
     }
 
-    /// Waits for the lock. Dropping the future leaves the queue.
+    /// Waits for the lock. Dropping the future leaves the queue, or gives the lock back if it was granted meanwhile.
     pub async fn acquire(self) -> Result<LockGuard, LockError> {
         self.check()?;
         let started = Instant::now();
         let (session, turns) = match &self.session {
-            None => self.client.shared_session(self.session_kind(), &self.names).await?,
+            None => {
+                let opening = self.client.shared_session(self.session_kind(), &self.names, self.answer_by(started));
+                opening.await.map_err(|error| self.unanswered(error, started))?
+            }
             Some(session) => match self.enter(session, started).await? {
                 Entry::Turn(turns) => (session.clone(), turns),
                 Entry::Join(place) => return Ok(LockGuard::new(place)),
@@ -209,26 +230,24 @@ impl LockRequest {
         let shared_sessions = self.session.is_none().then(|| Arc::downgrade(&self.client.shared_sessions));
         let request = self.request(&session);
         let asked_ms = clock::now_ms();
-        let ticket = NEXT_TICKET.fetch_add(1, Ordering::Relaxed);
+        let ticket = next_ticket();
         let mut asking = Asking { session: session.clone(), ticket, turns, shared_sessions, is_settled: false };
         let answer = tokio::select! {
             answer = self.ask(&session, ticket, &request, started) => answer,
             cause = session.lost() => Err(self.lease_lost(cause)),
         };
-        let unknown = matches!(&answer, Err(LockError::Call(error)) if error.outcome_is_unknown());
-        asking.is_settled = !unknown;
-        let granted = match answer? {
-            Ok(granted) => granted,
-            Err(refused) => {
-                drop(asking);
-                return Err(self.refused(&session, refused, started).await);
+        match answer? {
+            Ok(granted) => {
+                let place = asking.into_place(Held::new(&request, asked_ms, granted, &session));
+                session.entered(&place, self.mode, &self.owner);
+                Ok(LockGuard::new(place))
             }
-        };
-        let held = Held::new(&request, asked_ms, granted, &session);
-        let (turns, shared_sessions) = (std::mem::take(&mut asking.turns), asking.shared_sessions.take());
-        let place = Arc::new(Place { held, session: session.clone(), shared_sessions, turns, given_back: false });
-        session.entered(&place, self.mode, &self.owner);
-        Ok(LockGuard::new(place))
+            Err(refused) => {
+                asking.is_settled = true;
+                drop(asking);
+                Err(self.refused(&session, refused, started).await)
+            }
+        }
     }
 
     fn session_kind(&self) -> SessionKind {
@@ -261,6 +280,31 @@ impl LockRequest {
         }
     }
 
+    /// When an answer of the server is not waited for any more, if there is to be one at all.
+    fn answer_by(&self, started: Instant) -> Instant {
+        let timeout = self.client.connections.settings().timeout;
+        match self.patience {
+            Patience::AtMost(time) => started.checked_add(time.max(SLACK)).unwrap_or(started + timeout),
+            Patience::Unlimited | Patience::None => started + timeout,
+        }
+    }
+
+    /// What it means that the server could not be asked: to a caller that waits for some time, that this time is over.
+    fn unanswered(&self, error: Error, started: Instant) -> LockError {
+        let is_silence = matches!(error, Error::NoLeader { .. } | Error::Timeout { .. } | Error::Lost { .. });
+        match self.patience {
+            Patience::AtMost(_) if is_silence => LockError::Timeout {
+                name: self.names[0].clone(),
+                waited: started.elapsed(),
+                holder: String::new(),
+                since: None,
+                waiting: 0,
+                unanswered: Some(Box::new(error)),
+            },
+            _ => error.into(),
+        }
+    }
+
     async fn enter(&self, session: &Session, started: Instant) -> Result<Entry, LockError> {
         // A value of its own cannot be shared.
         let entering = session.enter(&self.names, self.mode, &self.owner, self.value.is_none());
@@ -278,18 +322,21 @@ impl LockRequest {
     async fn ask(
         &self,
         session: &Session,
-        ticket: u64,
+        ticket: Ticket,
         request: &proto::SessionLock,
         started: Instant,
     ) -> Result<Result<Granted, Refused>, LockError> {
         let give_up = self.give_up(started);
         let answered = session.ask_for(ticket, request.clone(), give_up);
-        let answer = match give_up {
-            None => answered.await,
-            Some(give_up) => match tokio::time::timeout_at(give_up + SLACK, answered).await {
-                Ok(answer) => answer,
-                Err(_) => return Err(silence(session, started).into()),
-            },
+        let answer = match self.patience {
+            Patience::Unlimited => answered.await,
+            Patience::AtMost(_) | Patience::None => {
+                let answer_by = self.answer_by(started).max(give_up.unwrap_or(started) + SLACK);
+                match tokio::time::timeout_at(answer_by, answered).await {
+                    Ok(answer) => answer,
+                    Err(_) => return Err(self.unanswered(silence(session, started), started)),
+                }
+            }
         };
         // A stream that is gone has found the session to be over.
         answer.map_err(|_| self.lease_lost(session.held_lease().state().lost.unwrap_or(Cause::LeaseEnded)))
@@ -330,7 +377,7 @@ impl LockRequest {
         let name = self.names[0].clone();
         match self.patience {
             Patience::None => LockError::Busy { name, holder, since, waiting },
-            _ => LockError::Timeout { name, waited: started.elapsed(), holder, since, waiting },
+            _ => LockError::Timeout { name, waited: started.elapsed(), holder, since, waiting, unanswered: None },
         }
     }
 
@@ -362,16 +409,23 @@ fn silence(session: &Session, started: Instant) -> Error {
     }
 }
 
-static NEXT_TICKET: AtomicU64 = AtomicU64::new(1);
-
-/// A question to the server whose answer may never be read. Then nobody knows whether the session
-/// has a place, or even the lock, until the server is asked again.
+/// A lock request whose answer is not known to its caller yet. Dropped before that, it gives back what the session has
+/// got for it: a place in the queue, or the lock itself if the grant was delivered and not read.
 struct Asking {
     session: Session,
-    ticket: u64,
+    ticket: Ticket,
     turns: Vec<OwnedMutexGuard<()>>,
     shared_sessions: Option<Weak<SharedSessions>>,
     is_settled: bool,
+}
+
+impl Asking {
+    /// From here on the place gives the lock back when it is dropped.
+    fn into_place(mut self, held: Held) -> Arc<Place> {
+        let (turns, shared_sessions) = (std::mem::take(&mut self.turns), self.shared_sessions.take());
+        self.is_settled = true;
+        Arc::new(Place { held, session: self.session.clone(), shared_sessions, turns, given_back: false })
+    }
 }
 
 impl Drop for Asking {

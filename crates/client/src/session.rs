@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -21,6 +22,7 @@ use crate::guard::Place;
 use crate::keeper::{HeldLease, Keeper};
 use crate::lifecycle::{CancelAt, Cause};
 use crate::lock::LockRequest;
+use crate::requests::{Names, Ticket};
 use crate::session_stream::{Granted, LockOrder, Order, Refused, UnlockOrder};
 use crate::{Client, Deadline, Error, LeaseId, Mode, clock};
 
@@ -71,6 +73,11 @@ impl SessionRequest {
     }
 
     pub async fn open(self) -> Result<Session, Error> {
+        let give_up = Instant::now() + self.client.0.connections.settings().timeout;
+        self.open_until(give_up).await
+    }
+
+    pub(crate) async fn open_until(self, give_up: Instant) -> Result<Session, Error> {
         let SessionRequest { client: ClientHandle(client), ttl, client_id, cancel_at } = self;
         // Sessions that the client keeps for its locks must not keep the client.
         let client = client.without_shared_sessions();
@@ -85,7 +92,7 @@ impl SessionRequest {
         };
         // Repeating it leaves at worst a lease behind that nobody knows, and that ends by itself.
         let kind = Kind { name: "lease grant", idempotent: true, unlimited: false };
-        let granted = client.connections.call(kind, call).await?;
+        let granted = client.connections.call_until(kind, give_up, call).await?;
         let ttl_ms = u64::try_from(granted.ttl_ms).unwrap_or(0);
         let lease = HeldLease::keep(&keeper, granted.id, cancel_at, sent_ms, ttl_ms);
         let ttl = Duration::from_millis(ttl_ms);
@@ -191,7 +198,7 @@ impl Session {
     /// Asks for a lock on the session's stream. The answer may be waited for as long as the session lasts.
     pub(crate) fn ask_for(
         &self,
-        ticket: u64,
+        ticket: Ticket,
         request: proto::SessionLock,
         give_up: Option<Instant>,
     ) -> oneshot::Receiver<Result<Granted, Refused>> {
@@ -200,17 +207,19 @@ impl Session {
         answered
     }
 
-    /// Nobody waits for that answer any more: what comes of it is given back, and then the turns are free.
-    pub(crate) fn abandon(&self, ticket: u64, turns: Vec<OwnedMutexGuard<()>>) {
+    /// Gives back what the lock request of this ticket has got, or gets, and then frees the turns. Its caller is gone
+    /// and has not read the answer.
+    pub(crate) fn abandon(&self, ticket: Ticket, turns: Vec<OwnedMutexGuard<()>>) {
         let owed = self.keeper().owed(turns);
         self.inner.lease.order(Order::Abandon { ticket, owed });
     }
 
-    /// False: it was not held any more.
-    pub(crate) async fn unlock(&self, names: &[String], token: i64) -> Result<bool, Error> {
+    /// Gives locks back. False: they were not held any more.
+    pub(crate) async fn unlock(&self, names: &Names, token: i64) -> Result<bool, Error> {
         let (answer, answered) = oneshot::channel();
         let (started, timeout) = (Instant::now(), self.inner.client.connections.settings().timeout);
-        self.inner.lease.order(Order::Unlock(UnlockOrder { names: names.to_vec(), token, answer }));
+        let unlock = UnlockOrder { ticket: next_ticket(), names: names.clone(), token, answer };
+        self.inner.lease.order(Order::Unlock(unlock));
         let endpoint = || self.keeper().client().connections.current_address();
         match tokio::time::timeout(timeout, answered).await {
             Ok(Ok(Ok(released))) => Ok(released),
@@ -298,7 +307,7 @@ impl Session {
     }
 
     /// Tells the server until it knows, or until the lease has ended by itself.
-    pub(crate) async fn give_back(&self, names: &[String], token: i64) {
+    pub(crate) async fn give_back(&self, names: &Names, token: i64) {
         while let Err(error) = self.unlock(names, token).await
             && error.is_passing()
             && self.inner.lease.state().lost.is_none()
@@ -338,6 +347,12 @@ async fn revoke(client: &Client, id: LeaseId) -> Result<(), Error> {
         |channel| async move { LockServiceClient::new(channel).lease_revoke(proto::LeaseRevokeRequest { id }).await };
     let kind = Kind { name: "lease revoke", idempotent: true, unlimited: false };
     client.connections.call(kind, call).await.map(drop)
+}
+
+/// A ticket that no other order of this process has.
+pub(crate) fn next_ticket() -> Ticket {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// `host:process`, enough to find who it is.

@@ -1,9 +1,7 @@
 //! All lock traffic of one session on one stream, which is opened again, here or at another member, when it breaks.
 //!
-//! Whoever wants something gives an [`Order`]; answers are paired with what they answer by number. A session that comes
-//! back is told what it holds, so nothing stays in doubt: a lock is asked for again, because the same lease has the same
-//! place; an unlock that had been sent was carried out if its lock is held no more; a tenure that is missing is lost. To
-//! open the stream renews the lease, too. When renewals are sent is the lifecycle's business.
+//! This is the shell: it takes orders from callers, moves messages, and tells callers what came of their orders. What is
+//! sent, what is sent again and what an answer means is decided by [`Requests`], which is pure.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -25,44 +23,51 @@ use tonic::{Code, Status, Streaming};
 
 use crate::connection::Connection;
 use crate::keeper::{HeldLease, Owed};
-use crate::lifecycle::{Cause, Input};
+use crate::lifecycle::{self, Cause};
+use crate::requests::{Effect, Input, Names, Number, OPEN, Refusal, Request, Requests, Ticket, Token, Wait};
 use crate::{Client, LeaseId, diagnose};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
-/// How often it is asked whether the server is there, while it owes a prompt answer.
+/// How often the client asks whether the server is there, while the server owes a prompt answer.
 const ATTENTION: Duration = Duration::from_secs(1);
-/// Long enough for the server to see that the place is there, short enough to leave it at once.
-const HARDLY_MS: i64 = 1;
+/// Long enough for the server to find the place of the session, short enough to leave it at once.
+const A_MOMENT_MS: i64 = 1;
+/// What the server says when another stream has taken the session over.
+const RESUMED_ELSEWHERE: &str = "session was resumed elsewhere";
 
-/// What is wanted of a session.
+/// What a caller, or the lifecycle, wants of a session.
 pub(crate) enum Order {
-    /// By the lifecycle, which numbers its renewals.
+    /// The lifecycle numbers its renewals.
     Renew(u64),
     Lock(LockOrder),
-    /// Whoever gave this order is gone. What it may get is given back; until then, something is owed.
+    /// The caller of this lock is gone and has not read its grant. What it gets is given back, and `owed` is held until
+    /// then.
     Abandon {
-        ticket: u64,
+        ticket: Ticket,
         owed: Owed,
     },
     Unlock(UnlockOrder),
+    /// The lease is lost or given back. What it holds ends with it at the server, so nothing is owed any more.
+    End,
 }
 
 pub(crate) struct LockOrder {
-    pub ticket: u64,
+    pub ticket: Ticket,
     pub request: Box<SessionLock>,
     pub give_up: Option<Instant>,
     pub answer: oneshot::Sender<Result<Granted, Refused>>,
 }
 
 pub(crate) struct UnlockOrder {
-    pub names: Vec<String>,
-    pub token: i64,
+    pub ticket: Ticket,
+    pub names: Names,
+    pub token: Token,
     pub answer: oneshot::Sender<Result<bool, Status>>,
 }
 
 pub(crate) struct Granted {
-    pub token: i64,
+    pub token: Token,
     pub slot: u32,
     pub signature: String,
     /// Set when this lock ends and its lease does not.
@@ -75,26 +80,10 @@ pub(crate) struct Refused {
     pub waiting: u64,
 }
 
-/// What was asked for and not answered.
-enum Asked {
-    /// Nobody waits for an answer any more if something is owed.
-    Lock {
-        order: LockOrder,
-        owed: Option<Owed>,
-    },
-    Unlock {
-        names: Vec<String>,
-        token: i64,
-        answer: Option<oneshot::Sender<Result<bool, Status>>>,
-        _owed: Option<Owed>,
-        was_sent: bool,
-    },
-    Renew(u64),
-}
-
-/// A lock that this session was granted.
-struct Tenure {
-    ended: Weak<watch::Sender<Option<Cause>>>,
+/// Who waits for an answer.
+enum Caller {
+    Lock(LockOrder),
+    Unlock(oneshot::Sender<Result<bool, Status>>),
 }
 
 pub(crate) struct SessionStream {
@@ -102,11 +91,13 @@ pub(crate) struct SessionStream {
     lease: Weak<HeldLease>,
     id: LeaseId,
     orders: mpsc::UnboundedReceiver<Order>,
-    last_number: u64,
-    asked: BTreeMap<u64, Asked>,
-    tenures: BTreeMap<i64, Tenure>,
-    /// The last renewal that the lifecycle wants, until it is answered.
-    renewal: Option<u64>,
+    requests: Requests,
+    callers: BTreeMap<Ticket, Caller>,
+    /// Held for callers that are gone, until nothing is owed for them.
+    debts: BTreeMap<Ticket, Owed>,
+    tenures: BTreeMap<Token, Weak<watch::Sender<Option<Cause>>>>,
+    /// Before the next stream is opened; zero if this one was of use.
+    pause: Duration,
 }
 
 struct Open {
@@ -115,50 +106,52 @@ struct Open {
     replies: Streaming<SessionResponse>,
 }
 
-/// How it goes on.
-#[derive(PartialEq, Eq)]
+/// How the session goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Flow {
     GoesOn,
     /// Over another stream.
-    Broken,
-    /// There is no such session any more, or nobody who wants it.
+    Reopen,
+    /// The session does not exist any more, or nothing uses it.
     Over,
+}
+
+/// What came with an answer, for the caller that it is told to.
+enum Said {
+    Nothing,
+    Granted { slot: u32, signature: String },
+    Refused(Box<Refused>),
 }
 
 impl SessionStream {
     pub fn new(client: Client, lease: Weak<HeldLease>, id: LeaseId, orders: mpsc::UnboundedReceiver<Order>) -> Self {
-        let (asked, tenures) = Default::default();
-        // The first number of every stream opens it.
-        SessionStream { client, lease, id, orders, last_number: 1, asked, tenures, renewal: None }
+        let (requests, callers, debts, tenures) = Default::default();
+        SessionStream { client, lease, id, orders, requests, callers, debts, tenures, pause: Duration::ZERO }
     }
 
     /// Ends with the session.
     pub async fn run(mut self) {
         // Nothing is opened before it is needed.
         let Some(order) = self.orders.recv().await else { return };
-        self.take(order, None);
-        let mut pause = FIRST_PAUSE;
+        if self.take(order, None) == Flow::Over {
+            return;
+        }
         loop {
-            match self.open().await {
-                Ok(mut open) => {
-                    pause = FIRST_PAUSE;
-                    if self.talk(&mut open).await == Flow::Over {
-                        return;
-                    }
-                    self.asked.retain(|_, asked| !matches!(asked, Asked::Renew(_)));
-                }
-                Err(Flow::Over) => return,
-                Err(_) => {
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(LONGEST_PAUSE);
-                }
+            let flow = match self.open().await {
+                Ok(mut open) => self.talk(&mut open).await,
+                Err(flow) => flow,
+            };
+            if flow == Flow::Over {
+                return;
             }
+            self.step(Input::Broken, Said::Nothing, None);
+            tokio::time::sleep(self.pause).await;
+            self.pause = (self.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
         }
     }
 
     async fn open(&mut self) -> Result<Open, Flow> {
-        // What is asked for from here on may be newer than what the server hears.
-        let renewal = self.renewal;
+        self.step(Input::Opening, Said::Nothing, None);
         let client = self.client.clone();
         let mut opening = pin!(open(&client, self.id));
         let opened = loop {
@@ -166,83 +159,54 @@ impl SessionStream {
                 opened = &mut opening => break opened,
                 order = self.orders.recv() => {
                     let Some(order) = order else { return Err(Flow::Over) };
-                    let is_impatient = renewal.is_some() && matches!(order, Order::Renew(_));
-                    self.take(order, None);
-                    if is_impatient {
-                        // The lifecycle has lost its patience with this member, or with the way to it.
-                        client.connections.current().iter().for_each(|silent| client.connections.leave(silent));
-                        return Err(Flow::Broken);
+                    match self.take(order, None) {
+                        Flow::GoesOn => {}
+                        Flow::Reopen => {
+                            // The lifecycle has lost its patience with this member, or with the way to it.
+                            client.connections.current().iter().for_each(|silent| client.connections.leave(silent));
+                            return Err(Flow::Reopen);
+                        }
+                        Flow::Over => return Err(Flow::Over),
                     }
                 }
             }
         };
-        let (open, opened) = match opened {
-            Ok(opened) => opened,
-            Err(Some(status)) if is_verdict(&status) => {
-                self.end();
-                return Err(Flow::Over);
+        match opened {
+            Ok((open, SessionOpened { ttl_ms, held, .. })) => {
+                let held = held.iter().map(|held| held.fencing_token).collect();
+                let opened = Input::Opened { ttl_ms: u64::try_from(ttl_ms).unwrap_or(0), held };
+                match self.step(opened, Said::Nothing, Some(&open)) {
+                    Flow::GoesOn => Ok(open),
+                    flow => Err(flow),
+                }
             }
-            Err(_) => return Err(Flow::Broken),
-        };
-        if let Some(number) = renewal {
-            let ttl_ms = u64::try_from(opened.ttl_ms).unwrap_or(0);
-            self.step(Input::Answered { number, ttl_ms });
-            self.renewal = self.renewal.filter(|newer| *newer != number);
-        }
-        self.resume(&open, &opened);
-        Ok(open)
-    }
-
-    /// Puts everything that was asked for on the new stream, as far as that is still to be done.
-    fn resume(&mut self, open: &Open, opened: &SessionOpened) {
-        let holds = |token: i64| opened.held.iter().any(|held| held.fencing_token == token);
-        for (token, tenure) in std::mem::take(&mut self.tenures) {
-            match holds(token) {
-                true => drop(self.tenures.insert(token, tenure)),
-                false => tenure.end(Cause::Taken),
-            }
-        }
-        for (number, mut asked) in std::mem::take(&mut self.asked) {
-            if let Asked::Unlock { token, answer, was_sent, .. } = &mut asked
-                && !holds(*token)
-            {
-                let was_sent = *was_sent;
-                answer.take().into_iter().for_each(|answer| drop(answer.send(Ok(was_sent))));
-                continue;
-            }
-            asked.send(number, open);
-            self.asked.insert(number, asked);
-        }
-        if let Some(number) = self.renewal {
-            self.ask(Asked::Renew(number), Some(open));
+            Err(Some(status)) if is_verdict(&status) => Err(self.end()),
+            Err(_) => Err(Flow::Reopen),
         }
     }
 
     async fn talk(&mut self, open: &mut Open) -> Flow {
         loop {
-            let owes_an_answer = self.asked.values().any(|asked| !matches!(asked, Asked::Lock { .. }));
+            let expects_an_answer = self.requests.expects_an_answer();
             let flow = tokio::select! {
-                order = self.orders.recv() => match order {
-                    Some(order) => self.take(order, Some(open)),
-                    None => return Flow::Over,
+                order = self.orders.recv() => match order.map(|order| self.take(order, Some(open))) {
+                    Some(Flow::Over) | None => return Flow::Over,
+                    Some(flow) => flow,
                 },
                 told = open.replies.message() => match told {
                     Ok(Some(told)) => {
                         open.connection.heard();
                         self.hear(told, open)
                     }
-                    Ok(None) => Flow::Broken,
-                    Err(status) if is_verdict(&status) => {
-                        self.end();
-                        return Flow::Over;
-                    }
+                    Ok(None) => Flow::Reopen,
+                    Err(status) if is_verdict(&status) => return self.end(),
                     Err(status) => {
                         turn_away(&self.client, &open.connection, &status);
-                        return Flow::Broken;
+                        return Flow::Reopen;
                     }
                 },
-                () = open.connection.fallen_silent() => Flow::Broken,
-                () = tokio::time::sleep(ATTENTION), if owes_an_answer => {
+                () = open.connection.fallen_silent() => Flow::Reopen,
+                () = tokio::time::sleep(ATTENTION), if expects_an_answer => {
                     open.connection.ask();
                     Flow::GoesOn
                 }
@@ -255,164 +219,185 @@ impl SessionStream {
     }
 
     fn take(&mut self, order: Order, open: Option<&Open>) -> Flow {
-        match order {
-            Order::Renew(number) => {
-                let is_impatient = self.renewal.replace(number).is_some();
-                match open {
-                    // The one before was not answered, and a stream answers in order.
-                    Some(_) if is_impatient => return Flow::Broken,
-                    Some(_) => self.ask(Asked::Renew(number), open),
-                    None => {}
-                }
-            }
+        let input = match order {
+            Order::Renew(renewal) => Input::Renew { renewal },
             Order::Lock(order) => {
-                self.ask(Asked::Lock { order, owed: None }, open);
+                let (ticket, names) = (order.ticket, names_of(&order.request));
+                self.callers.insert(ticket, Caller::Lock(order));
+                Input::Lock { ticket, names }
             }
-            Order::Unlock(UnlockOrder { names, token, answer }) => {
-                self.ask(Asked::Unlock { names, token, answer: Some(answer), _owed: None, was_sent: false }, open);
+            Order::Unlock(UnlockOrder { ticket, names, token, answer }) => {
+                self.callers.insert(ticket, Caller::Unlock(answer));
+                Input::Unlock { ticket, names, token }
             }
-            Order::Abandon { ticket, owed } => self.abandon(ticket, owed, open),
-        }
-        Flow::GoesOn
-    }
-
-    fn ask(&mut self, mut asked: Asked, open: Option<&Open>) {
-        self.last_number += 1;
-        open.into_iter().for_each(|open| asked.send(self.last_number, open));
-        self.asked.insert(self.last_number, asked);
-    }
-
-    fn abandon(&mut self, ticket: u64, debt: Owed, open: Option<&Open>) {
-        let is_it = |asked: &Asked| matches!(asked, Asked::Lock { order, .. } if order.ticket == ticket);
-        // If there is none, it was answered before, and the answer given back.
-        let Some((number, asked)) = self.asked.iter_mut().find(|(_, asked)| is_it(asked)) else { return };
-        if let Asked::Lock { owed, .. } = asked {
-            *owed = Some(debt);
-        }
-        let cancel = SessionCancel { number: *number };
-        self.last_number += 1;
-        open.into_iter().for_each(|open| open.send(self.last_number, Ask::Cancel(cancel)));
+            Order::Abandon { ticket, owed } => {
+                self.debts.insert(ticket, owed);
+                Input::Abandon { ticket }
+            }
+            Order::End => Input::Ended,
+        };
+        self.step(input, Said::Nothing, open)
     }
 
     fn hear(&mut self, told: SessionResponse, open: &Open) -> Flow {
         let SessionResponse { number, response } = told;
-        match response {
-            Some(Told::Granted(granted)) => self.granted(number, granted, open),
-            Some(Told::Refused(refused)) => return self.refused(number, *refused),
-            Some(Told::Unlocked(unlocked)) => {
-                if let Some(Asked::Unlock { token, answer, .. }) = self.asked.remove(&number) {
-                    self.tenures.remove(&token);
-                    answer.into_iter().for_each(|answer| drop(answer.send(Ok(unlocked.released))));
-                }
+        let (input, said) = match response {
+            Some(Told::Granted(SessionGranted { fencing_token: token, slot, signature, .. })) => {
+                (Input::Granted { number, token }, Said::Granted { slot, signature })
             }
+            Some(Told::Refused(refused)) => {
+                let SessionRefused { code, message, holder, waiting } = *refused;
+                let status = Status::new(Code::from_i32(code), message);
+                (
+                    Input::Refused { number, refusal: refusal(&status) },
+                    Said::Refused(Box::new(Refused { status, holder, waiting })),
+                )
+            }
+            Some(Told::Unlocked(unlocked)) => (Input::Unlocked { number, released: unlocked.released }, Said::Nothing),
             Some(Told::Renewed(renewed)) => {
-                if let Some(Asked::Renew(number)) = self.asked.remove(&number) {
-                    self.renewal = self.renewal.filter(|newer| *newer != number);
-                    let ttl_ms = u64::try_from(renewed.ttl_ms).unwrap_or(0);
-                    self.step(Input::Answered { number, ttl_ms });
-                }
+                (Input::Renewed { number, ttl_ms: u64::try_from(renewed.ttl_ms).unwrap_or(0) }, Said::Nothing)
             }
             Some(Told::Lost(lost)) => {
                 let cause = match lost.cause() {
                     End::Expired | End::Revoked => Cause::LeaseEnded,
                     End::Released | End::Forced | End::Left => Cause::Taken,
                 };
-                let tenure = self.tenures.remove(&lost.fencing_token);
-                tenure.into_iter().for_each(|tenure| tenure.end(cause));
+                (Input::Lost { token: lost.fencing_token, cause }, Said::Nothing)
             }
             // The lifecycle warns by its own clock, and places in queues are asked for where they are shown.
-            Some(Told::Warning(_) | Told::LeaderChanged(_) | Told::Queued(_) | Told::Closed(_) | Told::Opened(_)) => {}
-            None => {}
-        }
-        Flow::GoesOn
-    }
-
-    fn granted(&mut self, number: u64, granted: SessionGranted, open: &Open) {
-        let Some(Asked::Lock { order: LockOrder { request, answer, .. }, owed }) = self.asked.remove(&number) else {
-            return;
-        };
-        let SessionGranted { fencing_token: token, slot, signature, .. } = granted;
-        let ended = Arc::new(watch::Sender::new(None));
-        self.tenures.insert(token, Tenure { ended: Arc::downgrade(&ended) });
-        let granted = Granted { token, slot, signature, ended };
-        // Whoever asked for it may be gone.
-        if answer.send(Ok(granted)).is_err() {
-            let names = [vec![request.name], request.more_names].concat();
-            self.ask(Asked::Unlock { names, token, answer: None, _owed: owed, was_sent: false }, Some(open));
-        }
-    }
-
-    fn refused(&mut self, number: u64, refused: SessionRefused) -> Flow {
-        let SessionRefused { code, message, holder, waiting } = refused;
-        let status = Status::new(Code::from_i32(code), message);
-        if status.code() == Code::Unavailable {
-            // This member cannot say; on another stream it is asked for again.
-            return Flow::Broken;
-        }
-        match self.asked.remove(&number) {
-            Some(Asked::Lock { order, .. }) => {
-                // Whoever asked for it may be gone.
-                let _ = order.answer.send(Err(Refused { status, holder, waiting }));
+            Some(Told::Warning(_) | Told::LeaderChanged(_) | Told::Queued(_) | Told::Closed(_) | Told::Opened(_)) => {
+                return Flow::GoesOn;
             }
-            Some(Asked::Unlock { answer: Some(answer), .. }) => drop(answer.send(Err(status))),
-            _ => {}
+            None => return Flow::GoesOn,
+        };
+        let flow = self.step(input, said, Some(open));
+        if flow == Flow::GoesOn {
+            self.pause = Duration::ZERO;
         }
-        Flow::GoesOn
+        flow
     }
 
     /// The server says that there is no such session.
-    fn end(&self) {
-        self.step(Input::Ended(Cause::LeaseEnded));
+    fn end(&mut self) -> Flow {
+        self.step_lifecycle(lifecycle::Input::Ended(Cause::LeaseEnded));
+        self.step(Input::Ended, Said::Nothing, None)
     }
 
-    fn step(&self, input: Input) {
+    fn step(&mut self, input: Input, mut said: Said, open: Option<&Open>) -> Flow {
+        let mut flow = Flow::GoesOn;
+        for effect in self.requests.step(input) {
+            match effect {
+                Effect::Send { number, request } => self.send(number, request, open),
+                Effect::Grant { ticket, token } => {
+                    self.tell_granted(ticket, token, std::mem::replace(&mut said, Said::Nothing));
+                }
+                Effect::Refuse { ticket } => self.tell_refused(ticket, std::mem::replace(&mut said, Said::Nothing)),
+                Effect::Released { ticket, released } => {
+                    if let Some(Caller::Unlock(answer)) = self.callers.remove(&ticket) {
+                        // A caller that gave up waiting is told in vain.
+                        let _ = answer.send(Ok(released));
+                    }
+                }
+                Effect::Settled { ticket } => {
+                    self.callers.remove(&ticket);
+                    self.debts.remove(&ticket);
+                }
+                Effect::TenureEnded { token, cause } => self.end_tenure(token, cause),
+                Effect::Confirmed { renewal, ttl_ms } => {
+                    self.step_lifecycle(lifecycle::Input::Answered { number: renewal, ttl_ms });
+                }
+                Effect::Reopen => flow = Flow::Reopen,
+                Effect::Over => flow = Flow::Over,
+            }
+        }
+        flow
+    }
+
+    fn send(&self, number: Number, request: Request, open: Option<&Open>) {
+        let request = match request {
+            Request::Lock { ticket, wait } => match self.callers.get(&ticket) {
+                Some(Caller::Lock(order)) => Ask::Lock(order.to_send(wait)),
+                _ => return,
+            },
+            Request::Cancel { number } => Ask::Cancel(SessionCancel { number }),
+            Request::Unlock { names, token } => {
+                let (name, more_names) = (names[0].clone(), names[1..].to_vec());
+                Ask::Unlock(SessionUnlock { name, more_names, fencing_token: token })
+            }
+            Request::Renew => Ask::Renew(SessionRenew {}),
+        };
+        if let Some(open) = open {
+            // If the stream has ended, its replies will say so.
+            let _ = open.requests.send(SessionRequest { number, request: Some(request) });
+        }
+    }
+
+    fn tell_granted(&mut self, ticket: Ticket, token: Token, said: Said) {
+        let (Some(Caller::Lock(order)), Said::Granted { slot, signature }) = (self.callers.remove(&ticket), said)
+        else {
+            return;
+        };
+        let ended = Arc::new(watch::Sender::new(None));
+        self.tenures.insert(token, Arc::downgrade(&ended));
+        // A caller that is gone, or goes away before it reads this, abandons its ticket.
+        let _ = order.answer.send(Ok(Granted { token, slot, signature, ended }));
+    }
+
+    fn tell_refused(&mut self, ticket: Ticket, said: Said) {
+        let Said::Refused(refused) = said else { return };
+        // A caller that is gone is told in vain.
+        match self.callers.remove(&ticket) {
+            Some(Caller::Lock(order)) => drop(order.answer.send(Err(*refused))),
+            Some(Caller::Unlock(answer)) => drop(answer.send(Err(refused.status))),
+            None => {}
+        }
+    }
+
+    /// The first end of a tenure is the one that is told.
+    fn end_tenure(&mut self, token: Token, cause: Cause) {
+        let Some(ended) = self.tenures.remove(&token).and_then(|ended| ended.upgrade()) else { return };
+        ended.send_if_modified(|ended| ended.is_none() && ended.replace(cause).is_none());
+    }
+
+    fn step_lifecycle(&self, input: lifecycle::Input) {
         self.lease.upgrade().into_iter().for_each(|lease| lease.step(input));
     }
 }
 
-impl Asked {
-    fn send(&mut self, number: u64, open: &Open) {
-        let request = match self {
-            Asked::Lock { order, owed } => {
-                let left = order.give_up.map(|give_up| give_up.saturating_duration_since(Instant::now()));
-                let left_ms = left.map(|left| i64::try_from(left.as_millis()).unwrap_or(i64::MAX));
-                let timeout_ms = if owed.is_some() { Some(HARDLY_MS) } else { left_ms };
-                Ask::Lock(SessionLock { timeout_ms, ..(*order.request).clone() })
-            }
-            Asked::Unlock { names, token, was_sent, .. } => {
-                *was_sent = true;
-                let (name, more_names) = (names[0].clone(), names[1..].to_vec());
-                Ask::Unlock(SessionUnlock { name, more_names, fencing_token: *token })
-            }
-            Asked::Renew(_) => Ask::Renew(SessionRenew {}),
+impl LockOrder {
+    fn to_send(&self, wait: Wait) -> SessionLock {
+        let left = self.give_up.map(|give_up| give_up.saturating_duration_since(Instant::now()));
+        let left_ms = left.map(|left| i64::try_from(left.as_millis()).unwrap_or(i64::MAX));
+        let timeout_ms = match wait {
+            Wait::AsAsked => left_ms,
+            Wait::AMoment => left_ms.map(|left_ms| left_ms.max(A_MOMENT_MS)),
+            Wait::ToLeave => Some(A_MOMENT_MS),
         };
-        open.send(number, request);
+        SessionLock { timeout_ms, ..(*self.request).clone() }
     }
 }
 
-impl Open {
-    fn send(&self, number: u64, request: Ask) {
-        // If the stream has ended, its replies will say so.
-        let _ = self.requests.send(SessionRequest { number, request: Some(request) });
+pub(crate) fn names_of(request: &SessionLock) -> Names {
+    std::iter::once(&request.name).chain(&request.more_names).cloned().collect()
+}
+
+fn refusal(status: &Status) -> Refusal {
+    match status.code() {
+        Code::Unavailable => Refusal::Passing,
+        Code::Aborted if status.message() == RESUMED_ELSEWHERE => Refusal::Passing,
+        Code::ResourceExhausted => Refusal::Overloaded,
+        _ => Refusal::Final,
     }
 }
 
-impl Tenure {
-    /// The first end is the one that is told.
-    fn end(&self, cause: Cause) {
-        let Some(ended) = self.ended.upgrade() else { return };
-        ended.send_if_modified(|ended| ended.is_none() && ended.replace(cause).is_none());
-    }
-}
-
-/// Err(None): nobody can be reached, or somebody says nothing.
+/// Err(None): no server could be reached, or the one that was reached says nothing.
 async fn open(client: &Client, id: LeaseId) -> Result<(Open, SessionOpened), Option<Status>> {
     let connections = &client.connections;
     let give_up = Instant::now() + connections.settings().timeout;
     let connection = connections.connection(give_up).await.map_err(|_| None)?;
     let (requests, outgoing) = mpsc::unbounded_channel();
     let first = SessionOpen { session_id: id, ttl_ms: 0, client_id: String::new() };
-    let _ = requests.send(SessionRequest { number: 1, request: Some(Ask::Open(first)) });
+    let _ = requests.send(SessionRequest { number: OPEN, request: Some(Ask::Open(first)) });
     let mut service = LockServiceClient::new(connection.channel.clone());
     let opening = async {
         let mut replies = service.session(UnboundedReceiverStream::new(outgoing)).await?.into_inner();

@@ -46,11 +46,12 @@ impl Client {
         Client { shared_sessions: Arc::default(), ..self.clone() }
     }
 
-    /// A session in which nobody is at any of these names; and the turns at them.
+    /// A session in which no caller is at any of these names, and the turns at them. If none is free, one is opened.
     pub(crate) async fn shared_session(
         &self,
         kind: SessionKind,
         names: &[String],
+        give_up: Instant,
     ) -> Result<(Session, Vec<OwnedMutexGuard<()>>), Error> {
         if let Some(found) = self.shared_sessions.find(&kind, names) {
             return Ok(found);
@@ -59,7 +60,7 @@ impl Client {
         if let Some(client_id) = &kind.client_id {
             request = request.client_id(client_id.clone());
         }
-        let session = request.open().await?;
+        let session = request.open_until(give_up).await?;
         let turns = session.try_enter(names).expect("nobody else knows the session yet");
         self.shared_sessions.lock().push(SharedSession { kind, session: session.clone(), used: Instant::now() });
         Ok((session, turns))

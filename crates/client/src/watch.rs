@@ -1,8 +1,8 @@
 //! Watches that outlive their connection.
 //!
-//! A [`Watcher`] knows the next revision it has not delivered. When its stream breaks, it opens
-//! another one, at the next endpoint, from that revision on: nothing is left out and nothing comes
-//! twice. Only forgotten history ends it, and the server's verdict that the watch is not allowed.
+//! A [`Watcher`] knows the first revision that it has not delivered ([`Cursor`], which is pure). When its stream breaks, it
+//! opens another one, at the next endpoint, from that revision on: nothing is left out and nothing comes twice. Only
+//! compacted history ends it, or the server's verdict that the watch is not allowed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +20,7 @@ use tonic::{Request, Streaming};
 
 use crate::call::Kind;
 use crate::connection::Connection;
+use crate::cursor::{Cursor, Message};
 use crate::{Cause, Client, Error, KeyValue, Keys, Revision};
 
 const KIND: Kind = Kind { name: "watch", idempotent: true, unlimited: false };
@@ -103,7 +104,7 @@ impl Client {
     pub async fn watch(&self, watch: Watch) -> Result<Watcher, Error> {
         let mut watcher = Watcher {
             client: self.clone(),
-            next: watch.request.start_revision,
+            cursor: Cursor::new(watch.request.start_revision),
             request: watch.request,
             interrupted: watch.interrupted,
             stream: None,
@@ -119,8 +120,7 @@ pub struct Watcher {
     client: Client,
     request: proto::WatchCreateRequest,
     interrupted: Option<Interrupted>,
-    /// The first revision that was not delivered yet; 0 = not known before the server's first word.
-    next: Revision,
+    cursor: Cursor,
     stream: Option<Open>,
     pause: Duration,
 }
@@ -160,7 +160,7 @@ impl Watcher {
 
     /// The first revision that this watch has not delivered; 0 before it is known.
     pub fn next_revision(&self) -> Revision {
-        self.next
+        self.cursor.next()
     }
 
     async fn step(&mut self) -> Result<Step, Error> {
@@ -200,28 +200,18 @@ impl Watcher {
             };
         }
         self.pause = FIRST_PAUSE;
-        let next = self.next;
-        let events: Vec<Event> =
-            response.events.into_iter().filter_map(event).filter(|event| event.pair.mod_revision >= next).collect();
-        match events.last() {
-            Some(last) => {
-                let revision = last.pair.mod_revision;
-                self.next = revision + 1;
-                Ok(Step::Events(Events { revision, events }))
-            }
-            None => {
-                // Created without a start, it begins after the revision named here; and progress
-                // promises that nothing up to it is still to come.
-                if !response.created || self.next == 0 {
-                    self.next = self.next.max(revision + 1);
-                }
-                Ok(Step::Quiet)
-            }
-        }
+        let mut events: Vec<Event> = response.events.into_iter().filter_map(event).collect();
+        let revisions: Vec<Revision> = events.iter().map(|event| event.pair.mod_revision).collect();
+        let delivered = self.cursor.take(Message { is_created: response.created, revision, events: &revisions });
+        events.drain(..delivered);
+        Ok(match events.last().map(|last| last.pair.mod_revision) {
+            Some(revision) => Step::Events(Events { revision, events }),
+            None => Step::Quiet,
+        })
     }
 
     async fn open(&mut self) -> Result<(), Error> {
-        let create = proto::WatchCreateRequest { start_revision: self.next, ..self.request.clone() };
+        let create = proto::WatchCreateRequest { start_revision: self.cursor.next(), ..self.request.clone() };
         let create = proto::WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
         let mut sender = None;
         let call = |channel| {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use fake::Fake;
 use tenure_client::{CancelAt, Client, Durations, Error, LockError, LossCause, Lost};
+use tonic::Code;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -287,6 +288,23 @@ async fn an_unlock_whose_answer_was_lost_is_not_in_doubt() {
     guard.release().await.expect("the session is told that it holds the lock no more");
     assert_eq!(fake.read(|state| (state.unlocks.len(), state.opened)), (1, 2));
     kept.check().unwrap();
+}
+
+/// A release that the server did not look at is repeated, not reported as done.
+#[tokio::test]
+async fn an_unlock_that_a_stream_cannot_carry_out_is_sent_over_another() {
+    let refusals = [
+        (Code::Aborted, "session was resumed elsewhere"),
+        (Code::ResourceExhausted, "etcdserver: too many requests"),
+        (Code::Unavailable, "etcdserver: leader changed"),
+    ];
+    for refusal in refusals {
+        let (fake, client) = start().await;
+        let (guard, _kept) = (client.lock("a").acquire().await.unwrap(), client.lock("b").acquire().await.unwrap());
+        fake.change(|state| state.refused_unlock = Some(refusal));
+        guard.release().await.unwrap();
+        assert_eq!(fake.read(|state| (state.holder("a"), state.opened)), (None, 2), "{refusal:?}");
+    }
 }
 
 #[tokio::test]

@@ -7,7 +7,8 @@ use crate::Token;
 /// What a token gets that equals the highest one seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Equal {
-    /// It passes: the same holder writes again.
+    /// It passes. The lock service gives a token to one holder, so this is the same holder that writes again, as long as
+    /// no client uses a token of another. The data store, which is told who writes, sees to that.
     #[default]
     Allow,
     /// It passes with the same data only: a retry of a write whose answer was lost.
@@ -42,6 +43,8 @@ pub enum Refusal {
     Stale { token: Token, highest: Token },
     #[error("token {token} has been used already")]
     Reused { token: Token },
+    #[error("token {token} has been used by another client, and a token belongs to one holder")]
+    OtherHolder { token: Token },
     /// Nothing is known of the key, but all that was below the floor has been forgotten.
     #[error("token {token} is too old: what was below {floor} has been forgotten; acquire the lock again")]
     Forgotten { token: Token, floor: Token },
@@ -80,7 +83,7 @@ impl Refusal {
     pub fn highest(&self) -> Option<Token> {
         match *self {
             Refusal::Stale { highest, .. } => Some(highest),
-            Refusal::Reused { token } => Some(token),
+            Refusal::Reused { token } | Refusal::OtherHolder { token } => Some(token),
             Refusal::Forgotten { floor, .. } => Some(floor),
             Refusal::Shared => None,
         }

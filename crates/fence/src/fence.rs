@@ -2,9 +2,11 @@
 //!
 //! A key cannot simply be forgotten: the next stale token for it would pass as the first. What can be done safely is
 //! to forget all keys whose bar is below a *floor*, and to refuse from then on every token below that floor for any
-//! key that is not known. Refusing more is always safe; the price is that a holder whose grant is older than the
-//! floor, and whose key was forgotten or never seen, has to acquire its lock again. Tokens of one cluster rise over
-//! all of its locks, so a floor below the oldest grant that is still held costs nobody anything.
+//! key that is not known. Refusing more is always safe; the price is that a holder whose token is below the floor, and
+//! whose key was forgotten or never seen, has to acquire its lock again. A token rises from holder to holder of one
+//! lock. Between locks tokens follow the order in which their holders joined the queues, not the order of the grants: a
+//! lock that is granted today may have a low token, because its holder has waited for long. A floor below the tokens of
+//! all places that are held or waited for refuses no true holder.
 
 use std::collections::BTreeMap;
 

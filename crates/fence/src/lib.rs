@@ -1,10 +1,11 @@
 //! What a storage uses to refuse stale holders.
 //!
 //! A lock alone cannot keep two writers apart. A holder that was paused, or cut off, for longer than its lease does not
-//! know that the lock has gone to somebody else, and its write arrives late. No clock of the holder and no promptness
+//! know that the lock has gone to another holder, and its write arrives late. No clock of the holder and no promptness
 //! of the lock service can prevent that: only the storage sees both writes. So every grant carries a *token*, a number
-//! that rises from holder to holder, every write carries the token of its grant, and the storage keeps for each key
-//! the highest token it has seen (the *bar*) and refuses what is below it.
+//! that rises from holder to holder of one lock. Every write carries the token of its grant, and the storage keeps for
+//! each lock the highest token it has seen (the *bar*) and refuses what is below it. Tokens of different locks cannot be
+//! compared: a storage that two locks protect keeps a bar for each of them.
 //!
 //! ```
 //! use tenure_fence::{Equal, Fence, Key, Refusal, Token};

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// A number that the lock service gives out with a grant: each grant's is higher than those of all grants before it.
+/// A number that the lock service gives out with a grant: it is higher than those of all earlier grants of the same lock.
+/// Tokens of different locks cannot be compared.
 ///
 /// It is never 0, and never above `i64::MAX`, so that every storage can keep it in the integers that it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -38,6 +38,7 @@ impl Machine {
             revision: state.store.revision,
             reply,
             commit,
+            work: change.work + (change.lock_changes.len() + change.lease_changes.len()) as u64,
             lock_changes: change.lock_changes,
             lease_changes: change.lease_changes,
         }
@@ -54,6 +55,7 @@ impl Machine {
             commit: None,
             lock_changes: Default::default(),
             lease_changes: Vec::new(),
+            work: 0,
         }
     }
 
@@ -129,7 +131,8 @@ impl View {
             }
             Command::LeaseGrant(grant) => {
                 self.check_growth()?;
-                self.leases.grant(grant, change.wall_ms)?;
+                let revision = if self.level >= 1 { self.store.revision } else { 0 };
+                self.leases.grant(grant, change.wall_ms, revision)?;
                 change.lease_changes.push(LeaseChange::Granted { lease: grant.lease, ttl_ms: grant.ttl_ms });
                 Ok(Reply::LeaseGranted { lease: grant.lease, ttl_ms: grant.ttl_ms })
             }
@@ -168,6 +171,11 @@ impl View {
             }
             Command::ChangeMembers(change) => self.change_members(change).map(|()| Reply::MembersChanged),
             Command::CompareStates => Ok(Reply::StatesCompared),
+            Command::EndLeases => {
+                self.check_sound()?;
+                let deleted = self.go_on_ending_leases(change);
+                Ok(Reply::LeasesEnded { deleted })
+            }
             Command::RaiseLevel { level } => self.raise_level(*level),
             Command::PinLevel { level } => self.pin_level(*level),
         }
@@ -217,12 +225,15 @@ impl View {
         (doomed.len() as i64, if delete.prev_kv { doomed } else { Vec::new() })
     }
 
-    /// Ends leases and deletes all of their keys, in key order, at one revision. Unknown ones are passed over.
+    /// Ends leases and deletes their keys, in key order, at one revision. Unknown ones are passed over. From level 1 on at
+    /// most [`limits::LEASE_KEYS_AT_ONCE`] keys are deleted: leases with more are ending until
+    /// [`Command::EndLeases`] has deleted the rest.
     fn end_leases(&mut self, change: &mut Change, leases: &[LeaseId], cause: LockEnd) -> usize {
         let mut doomed = Vec::new();
         let mut ended = 0;
+        let most = if self.level >= 1 { limits::LEASE_KEYS_AT_ONCE } else { usize::MAX };
         for &lease in leases {
-            let Some(mut keys) = self.leases.end(lease) else { continue };
+            let Some(mut keys) = self.leases.end(lease, cause, most - doomed.len()) else { continue };
             doomed.append(&mut keys);
             change.lease_changes.push(LeaseChange::Ended { lease });
             ended += 1;
@@ -236,6 +247,18 @@ impl View {
             self.delete(change, key, cause);
         }
         ended
+    }
+
+    /// Deletes more keys of leases that have ended, so many at most.
+    fn go_on_ending_leases(&mut self, change: &mut Change) -> usize {
+        let mut deleted = 0;
+        while let Some((keys, cause)) = self.leases.end_more(limits::LEASE_KEYS_AT_ONCE - deleted) {
+            for key in &keys {
+                self.delete(change, key, cause);
+            }
+            deleted += keys.len();
+        }
+        deleted
     }
 
     /// Gives the alarms that the change was about: the raised one, or those that were cleared.

@@ -23,6 +23,8 @@ pub(crate) struct Change {
     pub events: SmallVec<[Event; 1]>,
     pub lock_changes: LockChanges,
     pub lease_changes: Vec<LeaseChange>,
+    /// What was done beside the writes and the changes of places, see [`crate::Applied::work`].
+    pub work: u64,
     /// Keys whose entries joined or left a queue that is not empty.
     touched: SmallVec<[SharedBytes; 1]>,
     /// Keys that became entries at this revision.
@@ -48,6 +50,7 @@ impl Change {
             events: SmallVec::new(),
             lock_changes: LockChanges::new(),
             lease_changes: Vec::new(),
+            work: 0,
             touched: SmallVec::new(),
             joined: SmallVec::new(),
         }
@@ -174,7 +177,7 @@ impl View {
             key: kv.key.clone(),
             token: kv.create_revision,
             lease,
-            mode: lock.map_or(Mode::Exclusive, |lock| sane_mode(lock.mode)),
+            mode: lock.map_or(Mode::Exclusive, |lock| lock.mode.sane()),
             last_joiner: lock.map(|lock| lock.call),
             owner: lock.map_or_else(SharedBytes::default, |lock| shared(&lock.owner)),
             holder: place.map_or_else(SharedBytes::default, |place| place.holder.clone()),
@@ -197,20 +200,15 @@ impl View {
         if change.events.is_empty() {
             return None;
         }
+        change.work += change.events.len() as u64;
         let commit = self.store.commit(std::mem::take(&mut change.events));
         change.touched.sort_unstable_by(|a, b| lock::name_of(a).cmp(lock::name_of(b)));
         change.touched.dedup_by(|a, b| lock::name_of(a) == lock::name_of(b));
+        let View { locks, leases, level, .. } = self;
+        let may_hold = |entry: &LockEntry| *level == 0 || leases.is_alive(entry);
         for key in &change.touched {
-            self.locks.settle(lock::name_of(key), change.wall_ms, &mut change.lock_changes);
+            locks.settle(lock::name_of(key), change.wall_ms, may_hold, &mut change.lock_changes);
         }
         Some(commit)
-    }
-}
-
-/// A semaphore without slots would block its queue for ever. (A barrier without parties is refused.)
-fn sane_mode(mode: Mode) -> Mode {
-    match mode {
-        Mode::Slots(slots) => Mode::Slots(slots.max(1)),
-        mode => mode,
     }
 }

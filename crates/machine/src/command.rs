@@ -86,6 +86,9 @@ pub enum Command {
     PinLevel {
         level: Option<Level>,
     },
+    /// Deletes more keys of leases that have ended, at most [`crate::limits::LEASE_KEYS_AT_ONCE`]. Proposed by the leader
+    /// while any are left; it may come from any term, and too often.
+    EndLeases,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -265,6 +268,26 @@ impl Mode {
     pub fn fences(self) -> bool {
         matches!(self, Mode::Exclusive | Mode::Slots(_))
     }
+
+    /// The mode that an entry is made with. A semaphore without slots would block its queue forever, so it has one.
+    /// (A barrier without parties is refused.)
+    pub fn sane(self) -> Mode {
+        match self {
+            Mode::Slots(slots) => Mode::Slots(slots.max(1)),
+            mode => mode,
+        }
+    }
+}
+
+impl std::fmt::Display for Mode {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Mode::Exclusive => write!(formatter, "exclusive"),
+            Mode::Shared => write!(formatter, "shared"),
+            Mode::Slots(slots) => write!(formatter, "one of {slots} slots"),
+            Mode::Barrier(parties) => write!(formatter, "at a barrier of {parties}"),
+        }
+    }
 }
 
 /// Takes a place in the queue `name`: creates the entry key `<name>/<lease in hex>` unless it is there.
@@ -281,7 +304,7 @@ pub struct Lock {
     pub overwrite: bool,
     /// One sequential flow of work, for deadlock detection; may be empty.
     pub owner: Bytes,
-    /// Shown to people; may be empty.
+    /// Shown to people; empty = the client that the lease was granted to.
     pub holder: Bytes,
     pub metadata: Bytes,
     /// Queues to take a place in at the same time: granted when all of them are.

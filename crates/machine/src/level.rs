@@ -25,6 +25,13 @@
 //! - The snapshot says the level, in a format that earlier releases refuse.
 //! - [`Command::PinLevel`].
 //! - [`Command::CompareStates`]. The alarm CORRUPT stops the member that it names, not the whole cluster.
+//! - A lease that asks again for a lock with another mode is refused ([`Refusal::OtherMode`]).
+//! - One command deletes a bounded number of a lease's keys; [`Command::EndLeases`] deletes the rest.
+//! - The search for deadlocks misses nothing that it searches, goes through semaphores with one slot, and refuses what
+//!   it cannot decide ([`Refusal::DeadlockUnknown`]).
+//! - A place whose lease has ended is never granted: it ends when its turn comes.
+//! - A lock request that names no holder is held in the name of the lease's client.
+//! - A lease that asks again for a lock that it has is renewed ([`crate::LeaseChange::Renewed`]).
 
 use crate::{Command, Refusal, Reply, View};
 
@@ -71,7 +78,7 @@ impl Command {
             | Command::LeaseCheckpoint { .. }
             | Command::ChangeMembers(_)
             | Command::RaiseLevel { .. } => LOWEST,
-            Command::PinLevel { .. } => 1,
+            Command::PinLevel { .. } | Command::EndLeases => 1,
             Command::CompareStates => COMPARE,
         }
     }

@@ -13,14 +13,19 @@ pub const LOCK_ENTRIES: usize = 100_000;
 pub const LOCK_NAME_BYTES: usize = 1024;
 /// Names in one request.
 pub const LOCK_NAMES: usize = 64;
-/// Entries looked at to find out whether a request would wait in a circle.
+/// Entries looked at to find out whether a request would wait in a circle, below level 1. What lies beyond is missed.
 pub const DEADLOCK_STEPS: usize = 10_000;
+/// Holders and waits looked at to find out whether a request would wait in a circle, from level 1 on. A request that
+/// needs more is refused.
+pub const DEADLOCK_SEARCH: usize = 50_000;
 /// Who may meet at one barrier: a round is looked through each time its queue changes, and granted in one apply.
 pub const BARRIER_PARTIES: u32 = 10_000;
 /// What a caller may say about itself on an entry. Checked by services, before a command is proposed.
 pub const LOCK_METADATA_BYTES: usize = 4096;
 /// How many ended holders are remembered, over all locks.
 pub const RECENT_HOLDERS: usize = 1000;
+/// Keys of ended leases that one command deletes, from level 1 on. Up to so many end at one revision.
+pub const LEASE_KEYS_AT_ONCE: usize = 4096;
 /// etcd's bound of 9,000,000,000 seconds.
 pub const LEASE_TTL_MS: u64 = 9_000_000_000_000;
 /// Replaced starts of a member that are remembered, so that what they sent late is refused.

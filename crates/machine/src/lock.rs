@@ -12,11 +12,15 @@
 //! until its key is deleted. An etcd client that counts keys sees the same queue. A key that lost
 //! its lease so does not end with it; a Lock call for the entry attaches it again.
 //!
-//! An entry is granted if and only if all earlier ones are granted and compatible: same mode, and
-//! for slots the same number with fewer than that before it. So the granted ones are always a
-//! prefix of the queue, and it is enough to remember where the prefix ends. Grants are settled once,
-//! when all writes of a command are done: a waiter that ends in the same command as the holder
+//! An entry is granted if and only if its lease lives and all earlier ones are granted and compatible:
+//! same mode, and for slots the same number with fewer than that before it. So the granted ones are
+//! always a prefix of the queue, and it is enough to remember where the prefix ends. Grants are settled
+//! once, when all writes of a command are done: a waiter that ends in the same command as the holder
 //! before it was never granted.
+//!
+//! A key that was overwritten does not end with the lease of its entry, so a waiting entry may outlive
+//! its lease. When its turn comes the place ends instead, and the key stays as an ordinary one. (Below
+//! level 1 it is granted.)
 //!
 //! A barrier is granted in rounds: when nobody holds the queue and as many as the barrier has parties
 //! stand at its head, all of them are granted at once. Nobody joins them later; the next round can
@@ -28,19 +32,23 @@
 
 mod commands;
 mod deadlock;
+mod owners;
+mod queue;
 
 use std::borrow::Borrow;
 use std::cmp::Ordering;
-use std::ops::{Bound, Deref};
+use std::ops::Deref;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use imbl::{OrdMap, OrdSet, Vector};
+use imbl::{OrdMap, Vector};
 use smallvec::SmallVec;
 
+use self::owners::Owners;
 pub(crate) use commands::together;
+pub(crate) use queue::{Queue, would_grant};
 
-use crate::{LeaseId, LockChange, LockChanges, LockEnd, Mode, Refusal, Revision, SharedBytes, limits};
+use crate::{LeaseId, LockChange, LockChanges, LockEnd, Mode, Revision, SharedBytes, limits};
 
 /// A place in a queue, with all that is recorded of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,6 +72,14 @@ pub struct LockEntry {
     /// Of a semaphore: which of its slots, once granted. What it guards is fenced by name and slot. Of a
     /// barrier: the place in its round, from 0 on.
     pub slot: u32,
+}
+
+impl LockEntry {
+    /// Of what it says about itself. The key is counted with the key space.
+    fn bytes(&self) -> u64 {
+        let together: usize = self.together.iter().map(Bytes::len).sum();
+        (self.owner.len() + self.holder.len() + self.metadata.len() + together) as u64
+    }
 }
 
 /// Somebody who held a lock and does no more: its entry as it was when it ended, and how that came about.
@@ -95,9 +111,10 @@ pub(crate) struct Locks {
     pub(crate) queues: OrdMap<LockName, Queue>,
     /// Oldest first.
     pub(crate) recent: Vector<RecentHolder>,
-    /// The places of each owner that has a name, by queue and token.
-    owners: OrdMap<SharedBytes, OrdSet<(LockName, Revision)>>,
+    owners: Owners,
     entries: u64,
+    /// Of what the entries say about themselves.
+    entry_bytes: u64,
 }
 
 /// The beginning of the key of one of its entries, so that a name takes no memory of its own.
@@ -105,21 +122,6 @@ pub(crate) struct Locks {
 pub(crate) struct LockName {
     key: SharedBytes,
     length: usize,
-}
-
-#[derive(Clone)]
-pub(crate) struct Queue {
-    entries: Entries,
-    /// The token of the last entry that is granted; 0 if none is.
-    last_granted: Revision,
-    granted: usize,
-}
-
-/// By token. Most locks have a holder and nobody waiting, and a tree for one entry would take half a kilobyte.
-#[derive(Clone)]
-enum Entries {
-    One(Arc<LockEntry>),
-    Many(OrdMap<Revision, Arc<LockEntry>>),
 }
 
 impl Locks {
@@ -131,41 +133,62 @@ impl Locks {
         self.entries
     }
 
+    /// Bytes of all that the entries say about themselves: owners, holders, metadata and the names taken together.
+    pub fn entry_bytes(&self) -> u64 {
+        self.entry_bytes
+    }
+
     /// The entry that lives in `key`, created at `create_revision`, and its queue.
     pub fn entry(&self, key: &[u8], create_revision: Revision) -> Option<(&LockName, &Queue, &Arc<LockEntry>)> {
         let (name, _) = split_key(key)?;
         let (name, queue) = self.queues.get_key_value(name)?;
-        let entry = queue.entries.get(create_revision).filter(|entry| *entry.key == *key)?;
+        let entry = queue.get(create_revision).filter(|entry| *entry.key == *key)?;
         Some((name, queue, entry))
     }
 
     /// Adds an entry at the end of its queue; it is granted when the command is settled. False if an
     /// entry of the same revision is there already (or a later one).
     pub fn join(&mut self, name: &[u8], entry: LockEntry) -> bool {
-        let (token, owner) = (entry.token, entry.owner.clone());
+        let (token, owner, bytes) = (entry.token, entry.owner.clone(), entry.bytes());
         let entry = Arc::new(entry);
         // Looked up first without intent to write: a miss must not copy nodes only to copy them again.
         let name = match self.queues.get_key_value(name) {
-            Some((_, queue)) if queue.entries.last_token() >= token => return false,
+            Some((_, queue)) if queue.last_token() >= token => return false,
             Some((name, _)) => {
                 let name = name.clone();
                 if let Some(queue) = self.queues.get_mut(&name) {
-                    queue.entries.insert(entry);
+                    queue.join(entry);
                 }
                 name
             }
             None => {
                 let name = LockName { key: entry.key.clone(), length: name.len() };
-                let queue = Queue { entries: Entries::One(entry), last_granted: 0, granted: 0 };
-                self.queues.insert(name.clone(), queue);
+                self.queues.insert(name.clone(), Queue::new(entry));
                 name
             }
         };
         self.entries += 1;
+        self.entry_bytes += bytes;
         if !owner.is_empty() {
-            self.owners.entry(owner).or_default().insert((name, token));
+            self.entangle(&owner, &name, token);
+            self.owners.join(&owner, (name, token), false);
         }
         true
+    }
+
+    /// Notes on the places of an owner that it waits in several queues, when it comes to wait in one more.
+    fn entangle(&mut self, owner: &SharedBytes, name: &LockName, token: Revision) {
+        let Some(waiting) = self.owners.get(owner).map(|owner| &owner.waiting) else { return };
+        // All but the first were noted when they joined.
+        let first = waiting.iter().next().filter(|_| waiting.len() == 1).cloned();
+        if waiting.len() == 0 {
+            return;
+        }
+        for (name, token) in first.into_iter().chain([(name.clone(), token)]) {
+            if let Some(queue) = self.queues.get_mut(&name) {
+                queue.entangle(token);
+            }
+        }
     }
 
     /// Makes a queue of an entry that is granted already; there must be none of that name.
@@ -173,29 +196,20 @@ impl Locks {
         let name = LockName { key: entry.key.clone(), length: name.len() };
         let entry = Arc::new(entry);
         if !entry.owner.is_empty() {
-            self.owners.entry(entry.owner.clone()).or_default().insert((name.clone(), entry.token));
+            self.owners.join(&entry.owner, (name.clone(), entry.token), true);
         }
-        self.queues.insert(name, Queue { last_granted: entry.token, granted: 1, entries: Entries::One(entry.clone()) });
+        self.queues.insert(name, Queue::new(entry.clone()));
         self.entries += 1;
+        self.entry_bytes += entry.bytes();
         entry
     }
 
     fn discount(&mut self, name: &LockName, entry: &LockEntry) {
         self.entries -= 1;
-        if entry.owner.is_empty() {
-            return;
+        self.entry_bytes -= entry.bytes();
+        if !entry.owner.is_empty() {
+            self.owners.leave(&entry.owner, &(name.clone(), entry.token), entry.granted_wall_ms.is_some());
         }
-        if let Some(places) = self.owners.get_mut(&entry.owner) {
-            places.remove(&(name.clone(), entry.token));
-            if places.is_empty() {
-                self.owners.remove(&entry.owner);
-            }
-        }
-    }
-
-    /// Where an owner holds or waits.
-    pub fn places_of_owner(&self, owner: &SharedBytes) -> impl Iterator<Item = &(LockName, Revision)> + '_ {
-        self.owners.get(owner).into_iter().flatten()
     }
 
     /// Removes the entry that lived in a deleted key, if it was one. Also tells whether its queue is empty now.
@@ -229,7 +243,7 @@ impl Locks {
         if is_last {
             self.queues.remove(name);
         } else if let Some(queue) = self.queues.get_mut(name) {
-            granted = queue.granted;
+            granted = queue.granted();
             queue.remove(&entry);
         }
         let frees = entry.granted_wall_ms.is_some() && granted == 1;
@@ -240,23 +254,38 @@ impl Locks {
         LockChange::Ended { entry, cause, frees }
     }
 
-    /// Grants all that can be granted in the queue `name` now.
-    pub fn settle(&mut self, name: &[u8], wall_ms: u64, changes: &mut LockChanges) {
-        // The command has written to this queue: nothing is copied here that was not copied already.
-        let Some(queue) = self.queues.get_mut(name) else { return };
-        let mut due = queue.due();
-        while due > 0 {
-            for entry in (0..due).map_while(|_| queue.grant_next(wall_ms)) {
-                changes.push(LockChange::Granted(entry));
+    /// Grants all that can be granted in the queue `name` now. An entry that is due and may not hold ends instead.
+    pub fn settle(
+        &mut self,
+        name: &[u8],
+        wall_ms: u64,
+        may_hold: impl Fn(&LockEntry) -> bool,
+        changes: &mut LockChanges,
+    ) {
+        loop {
+            // The command has written to this queue: nothing is copied here that was not copied already.
+            let Some(queue) = self.queues.get_mut(name) else { return };
+            let known = changes.len();
+            let ending = queue.grant_due(wall_ms, &may_hold, changes);
+            for granted in changes[known..].iter().map(LockChange::entry).filter(|entry| !entry.owner.is_empty()) {
+                let name = LockName { key: granted.key.clone(), length: name.len() };
+                self.owners.grant(&granted.owner, (name, granted.token));
             }
-            due = queue.due();
+            if ending.is_empty() {
+                return;
+            }
+            for entry in ending {
+                let is_last = self.queues.get(name).is_some_and(|queue| queue.len() == 1);
+                let name = LockName { key: entry.key.clone(), length: name.len() };
+                changes.push(self.remove(&name, entry, is_last, LockEnd::LeaseExpired, wall_ms));
+            }
         }
     }
 
     /// Records who asked for the entry last.
     pub fn rejoin(&mut self, name: &[u8], token: Revision, call: u128) {
         let Some(queue) = self.queues.get_mut(name) else { return };
-        if let Some(entry) = queue.entries.get_mut(token) {
+        if let Some(entry) = queue.get_mut(token) {
             Arc::make_mut(entry).last_joiner = Some(call);
         }
     }
@@ -280,21 +309,25 @@ impl Locks {
         if lease != entry.lease {
             return Err("a lock entry of another lease");
         }
-        let (token, mode, is_granted) = (entry.token, entry.mode, entry.granted_wall_ms.is_some());
-        if !self.join(name, entry) {
+        let is_granted = entry.granted_wall_ms.is_some();
+        // Each is the first that was free, so there are no more of them than entries.
+        if entry.slot as usize >= limits::LOCK_ENTRIES {
+            return Err("an impossible slot");
+        }
+        // It joins as one that waits.
+        if !self.join(name, LockEntry { granted_wall_ms: None, ..entry.clone() }) {
             return Err("lock entries out of order");
         }
         let queue = self.queues.get_mut(name).ok_or("lock entries out of order")?;
-        let is_in_turn = match is_granted {
-            true => queue.granted + 1 == queue.len() && queue.goes_with_last(mode),
-            false => queue.due() == 0,
-        };
-        if !is_in_turn {
+        if !queue.is_in_turn(entry.mode, is_granted) {
             return Err("a lock granted out of turn");
         }
         if is_granted {
-            queue.last_granted = token;
-            queue.granted += 1;
+            let name = LockName { key: key.clone(), length: name.len() };
+            if !entry.owner.is_empty() {
+                self.owners.grant(&entry.owner, (name, entry.token));
+            }
+            queue.restore_granted(entry);
         }
         Ok(())
     }
@@ -331,182 +364,6 @@ impl PartialOrd for LockName {
 impl Ord for LockName {
     fn cmp(&self, other: &LockName) -> Ordering {
         (**self).cmp(&**other)
-    }
-}
-
-impl Queue {
-    pub fn len(&self) -> usize {
-        self.entries.len()
-    }
-
-    pub fn granted(&self) -> usize {
-        self.granted
-    }
-
-    /// All entries in order: the granted ones first.
-    pub fn iter(&self) -> impl Iterator<Item = &Arc<LockEntry>> + '_ {
-        self.entries.after(0)
-    }
-
-    /// The entries behind the one with this token.
-    pub fn after(&self, token: Revision) -> impl Iterator<Item = &Arc<LockEntry>> + '_ {
-        self.entries.after(token)
-    }
-
-    /// How many stand before the entry with this token. A new entry is last, so that costs nothing;
-    /// otherwise it walks.
-    pub fn ahead(&self, token: Revision) -> usize {
-        if token >= self.entries.last_token() {
-            return self.len() - 1;
-        }
-        self.iter().take_while(|entry| entry.token < token).count()
-    }
-
-    /// Whether one more entry fits.
-    pub fn check_room(&self) -> Result<(), Refusal> {
-        if self.len() >= limits::LOCK_ENTRIES { Err(Refusal::TooManyWaiters) } else { Ok(()) }
-    }
-
-    /// How many of the first waiting entries are to be granted together now.
-    fn due(&self) -> usize {
-        let Some(next) = self.entries.after(self.last_granted).next() else { return 0 };
-        let Mode::Barrier(parties) = next.mode else { return usize::from(self.goes_with_last(next.mode)) };
-        let parties = parties as usize;
-        let is_complete = self.granted == 0
-            && self.len() >= parties
-            && self.iter().take(parties).all(|entry| entry.mode == next.mode);
-        if is_complete { parties } else { 0 }
-    }
-
-    /// Whether one more of this mode may stand beside those that are granted.
-    fn goes_with_last(&self, mode: Mode) -> bool {
-        self.entries.get(self.last_granted).is_none_or(|last| fits(last.mode, mode, self.granted))
-    }
-
-    /// The entry with this token, if it is granted.
-    pub fn holder(&self, token: Revision) -> Option<&Arc<LockEntry>> {
-        self.entries.get(token).filter(|entry| entry.granted_wall_ms.is_some())
-    }
-
-    /// The first slot that no holder has.
-    fn free_slot(&self) -> u32 {
-        let mut taken: Vec<u32> = self.iter().take(self.granted).map(|entry| entry.slot).collect();
-        taken.sort_unstable();
-        (0..).zip(&taken).take_while(|(slot, taken)| slot == *taken).count() as u32
-    }
-
-    fn grant_next(&mut self, wall_ms: u64) -> Option<Arc<LockEntry>> {
-        let next = self.entries.after(self.last_granted).next()?;
-        let token = next.token;
-        let slot = match next.mode {
-            Mode::Slots(_) => self.free_slot(),
-            // A round is granted in one go, to a queue without holders.
-            Mode::Barrier(_) => self.granted as u32,
-            Mode::Exclusive | Mode::Shared => 0,
-        };
-        let entry = self.entries.get_mut(token)?;
-        let granted = Arc::make_mut(entry);
-        (granted.granted_wall_ms, granted.slot) = (Some(wall_ms), slot);
-        let entry = entry.clone();
-        self.last_granted = token;
-        self.granted += 1;
-        Some(entry)
-    }
-
-    /// Not for the last one: its queue goes with it.
-    fn remove(&mut self, entry: &LockEntry) {
-        self.entries.remove(entry.token);
-        if entry.granted_wall_ms.is_some() {
-            self.granted -= 1;
-            if entry.token == self.last_granted {
-                self.last_granted = self.entries.before(entry.token).map_or(0, |before| before.token);
-            }
-        }
-    }
-}
-
-/// Whether an entry of this mode would be granted as soon as it is made.
-pub(crate) fn would_grant(queue: Option<&Queue>, mode: Mode) -> bool {
-    if let Mode::Barrier(parties) = mode {
-        let is_last = queue.map_or(0, Queue::len) + 1 == parties as usize;
-        let meets = |queue: &Queue| queue.granted == 0 && queue.iter().all(|entry| entry.mode == mode);
-        return is_last && queue.is_none_or(meets);
-    }
-    queue.is_none_or(|queue| queue.granted == queue.len() && queue.goes_with_last(mode))
-}
-
-/// Whether an entry goes with the last one that is granted, being one of so many.
-fn fits(last: Mode, next: Mode, granted: usize) -> bool {
-    match (last, next) {
-        (Mode::Shared, Mode::Shared) => true,
-        (Mode::Slots(slots), Mode::Slots(wanted)) | (Mode::Barrier(slots), Mode::Barrier(wanted)) => {
-            slots == wanted && granted < slots as usize
-        }
-        _ => false,
-    }
-}
-
-impl Entries {
-    fn len(&self) -> usize {
-        match self {
-            Entries::One(_) => 1,
-            Entries::Many(entries) => entries.len(),
-        }
-    }
-
-    fn get(&self, token: Revision) -> Option<&Arc<LockEntry>> {
-        match self {
-            Entries::One(entry) => (entry.token == token).then_some(entry),
-            Entries::Many(entries) => entries.get(&token),
-        }
-    }
-
-    fn get_mut(&mut self, token: Revision) -> Option<&mut Arc<LockEntry>> {
-        match self {
-            Entries::One(entry) => (entry.token == token).then_some(entry),
-            Entries::Many(entries) => entries.get_mut(&token),
-        }
-    }
-
-    fn last_token(&self) -> Revision {
-        match self {
-            Entries::One(entry) => entry.token,
-            Entries::Many(entries) => entries.get_max().map_or(0, |(token, _)| *token),
-        }
-    }
-
-    fn after(&self, token: Revision) -> impl Iterator<Item = &Arc<LockEntry>> + '_ {
-        let (one, many) = match self {
-            Entries::One(entry) => ((entry.token > token).then_some(entry), None),
-            Entries::Many(entries) => (None, Some(entries.range((Bound::Excluded(token), Bound::Unbounded)))),
-        };
-        one.into_iter().chain(many.into_iter().flatten().map(|(_, entry)| entry))
-    }
-
-    fn before(&self, token: Revision) -> Option<&Arc<LockEntry>> {
-        match self {
-            Entries::One(entry) => (entry.token < token).then_some(entry),
-            Entries::Many(entries) => entries.range(..token).next_back().map(|(_, entry)| entry),
-        }
-    }
-
-    fn insert(&mut self, entry: Arc<LockEntry>) {
-        match self {
-            Entries::One(first) => {
-                let mut entries = OrdMap::unit(first.token, first.clone());
-                entries.insert(entry.token, entry);
-                *self = Entries::Many(entries);
-            }
-            Entries::Many(entries) => {
-                entries.insert(entry.token, entry);
-            }
-        }
-    }
-
-    fn remove(&mut self, token: Revision) {
-        if let Entries::Many(entries) = self {
-            entries.remove(&token);
-        }
     }
 }
 

@@ -38,6 +38,20 @@ pub enum Bug {
     ForgetChange,
     /// Who has little time is told that nobody leads, whatever became of its command.
     SayNoLeader,
+    /// A place whose lease has ended, under a key that was overwritten, is granted all the same.
+    GrantOutlived,
+    /// A lease that asks again with another mode is told that it has the lock in that mode.
+    RenewOtherMode,
+    /// A lease that asks again for a lock that it has is told that it is renewed, and is not.
+    RenewInName,
+    /// A grant is told without looking whether its lease lives.
+    TellTheDead,
+    /// A place is not left whose call was given up and whose entry a snapshot skipped.
+    ForgetGivenUp,
+    /// What watches were fed before a snapshot came in mid-step is given out after what follows it.
+    NoticesOutOfOrder,
+    /// A member whose every step is late takes each of them for the end of a pause.
+    StopLeaseClock,
 }
 
 thread_local! {

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use crate::lock::{LockEntry, name_of};
 use crate::mvcc::keys::is_tombstone;
-use crate::{Alarm, LeaseId, Level, Revision, SharedBytes};
+use crate::{Alarm, LeaseId, Level, Mode, Revision, SharedBytes};
 
 /// Everything that one applied command did.
 #[derive(Debug)]
@@ -19,6 +19,9 @@ pub struct Applied {
     pub commit: Option<Commit>,
     pub lock_changes: LockChanges,
     pub lease_changes: Vec<LeaseChange>,
+    /// How much there was to do: keys written, keys walked in ranges and comparisons, places that changed, steps of the
+    /// search for deadlocks. The same on every member, so that a bound on it can be checked.
+    pub work: u64,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -62,6 +65,10 @@ pub enum Reply {
     },
     MembersChanged,
     LeasesCheckpointed,
+    /// More keys of leases that have ended are deleted.
+    LeasesEnded {
+        deleted: usize,
+    },
     /// The feature level, and its pin, after a command about them.
     Level {
         level: Level,
@@ -103,6 +110,8 @@ pub struct LockReply {
     pub more_keys: Vec<SharedBytes>,
     /// The entries' create revision: the fencing token, to be disclosed only once granted.
     pub token: Revision,
+    /// The mode of the entries: what a grant of them allows, whatever the request asked for.
+    pub mode: Mode,
     /// All of them are.
     pub granted: bool,
     /// Of a semaphore, once granted: which of its slots, from 0 on; of a barrier, the place in its round.
@@ -199,8 +208,18 @@ pub enum LockEnd {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeaseChange {
-    Granted { lease: LeaseId, ttl_ms: u64 },
-    Ended { lease: LeaseId },
+    Granted {
+        lease: LeaseId,
+        ttl_ms: u64,
+    },
+    Ended {
+        lease: LeaseId,
+    },
+    /// A lease asked again for a lock that it has, which renews it as a keepalive does.
+    Renewed {
+        lease: LeaseId,
+        ttl_ms: u64,
+    },
 }
 
 /// Why a command was not done. Deterministic: every member refuses it alike.
@@ -256,6 +275,12 @@ pub enum Refusal {
     InUse,
     #[error("deadlock: {cycle}")]
     Deadlock { cycle: String },
+    /// Whether the request would close a circle could not be found out within [`crate::limits::DEADLOCK_SEARCH`] steps.
+    #[error(
+        "too many owners hold or wait: whether this request would deadlock was not found out in {} steps",
+        crate::limits::DEADLOCK_SEARCH
+    )]
+    DeadlockUnknown,
     /// Another stream goes on with the session.
     #[error("session was resumed elsewhere")]
     SessionResumed,
@@ -267,8 +292,18 @@ pub enum Refusal {
     PeerUrlExists,
     #[error("can only promote a learner member")]
     NotALearner,
+    /// The same lease has a place in this queue with another mode. `token` is set if that place is granted.
+    #[error("{}", other_mode(*mode, *token))]
+    OtherMode { mode: Mode, token: Option<Revision> },
     #[error("feature level {level} is beyond the pin: the level is pinned at {pin}")]
     LevelPinned { level: Level, pin: Level },
     #[error("cannot pin the feature level at {pin}: the cluster is at level {level}, and a level is never lowered")]
     LevelReached { level: Level, pin: Level },
+}
+
+fn other_mode(mode: Mode, token: Option<Revision>) -> String {
+    match token {
+        Some(token) => format!("this lease already holds the lock, {mode}, with token {token}: release it first"),
+        None => format!("this lease already waits for the lock, {mode}: give up that place first"),
+    }
 }

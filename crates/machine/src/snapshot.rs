@@ -241,6 +241,10 @@ impl Writer {
             put_bytes(&mut self.record, &lease.client);
             put_varint(&mut self.record, lease.epoch);
             put_varint(&mut self.record, lease.left_ms);
+            if self.view.is_beyond_lowest() {
+                put_signed(&mut self.record, lease.granted_revision);
+                self.record.push(lease.ending.map_or(0, |cause| 1 + end_number(cause)));
+            }
             chunk.add(&mut self.record, Some(&mut self.hasher));
             if chunk.is_full() {
                 return Place::Leases(Some(*id));
@@ -383,11 +387,15 @@ fn put_recent(into: &mut Vec<u8>, holder: &RecentHolder) {
     for wall_ms in [holder.joined_wall_ms, holder.granted_wall_ms.unwrap_or(0), holder.ended_wall_ms] {
         put_varint(into, wall_ms);
     }
-    into.push(match holder.cause {
+    into.push(end_number(holder.cause));
+}
+
+fn end_number(cause: LockEnd) -> u8 {
+    match cause {
         LockEnd::Released => 0,
         LockEnd::Left => 1,
         LockEnd::LeaseExpired => 2,
         LockEnd::LeaseRevoked => 3,
         LockEnd::Forced => 4,
-    });
+    }
 }

@@ -16,7 +16,7 @@ use crate::{
 impl View {
     pub(crate) fn txn(&mut self, change: &mut Change, txn: &Txn) -> Result<TxnReply, Refusal> {
         let mut path = Vec::with_capacity(1);
-        self.decide(txn, 1, &mut path)?;
+        self.decide(txn, 1, &mut path, &mut change.work)?;
         self.check_path(txn, &mut path.iter())?;
         Ok(self.run(change, txn, &mut path.iter()))
     }
@@ -47,23 +47,24 @@ impl View {
     }
 
     /// Notes for each transaction that will run whether it succeeds, parents before children.
-    fn decide(&self, txn: &Txn, depth: usize, path: &mut Vec<bool>) -> Result<(), Refusal> {
+    fn decide(&self, txn: &Txn, depth: usize, path: &mut Vec<bool>, work: &mut u64) -> Result<(), Refusal> {
         if depth > limits::TXN_NESTING {
             return Err(Refusal::NestedTooDeep);
         }
-        let succeeded = txn.compare.iter().all(|compare| self.holds(compare));
+        let succeeded = txn.compare.iter().all(|compare| self.holds(compare, work));
         path.push(succeeded);
         for op in branch(txn, succeeded) {
             if let Op::Txn(nested) = op {
-                self.decide(nested, depth + 1, path)?;
+                self.decide(nested, depth + 1, path, work)?;
             }
         }
         Ok(())
     }
 
-    fn holds(&self, compare: &Compare) -> bool {
+    fn holds(&self, compare: &Compare, work: &mut u64) -> bool {
         let mut matched = false;
         for kv in self.store.live_in(&compare.keys) {
+            *work += 1;
             matched = true;
             if !compare.holds_for(Some(kv)) {
                 return false;
@@ -93,7 +94,9 @@ impl View {
                 Op::Range(range) => {
                     let reply = self.store.range(range, change.current(), usize::MAX);
                     // The revision was validated, and the budget has no end.
-                    OpReply::Range(reply.and_then(Result::ok).unwrap_or_default())
+                    let reply = reply.and_then(Result::ok).unwrap_or_default();
+                    change.work += reply.count as u64;
+                    OpReply::Range(reply)
                 }
                 Op::Put(put) => {
                     let prev = self.put(change, put);

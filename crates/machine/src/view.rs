@@ -3,6 +3,7 @@
 //! Everything below is persistent, so a [`View`] is a handful of pointers: cloned in constant time,
 //! sharing all memory with the machine it came from, and untouched by what the machine does next.
 
+use std::ops::Bound;
 use std::sync::Arc;
 
 use imbl::{OrdMap, OrdSet};
@@ -81,41 +82,53 @@ impl View {
     }
 
     pub fn lease(&self, lease: LeaseId) -> Option<LeaseView> {
-        self.leases.leases.get(&lease).map(|found| LeaseView::new(lease, found))
+        self.leases.get(lease).map(|found| LeaseView::new(lease, found))
     }
 
     /// In the order of their ids.
     pub fn leases(&self) -> impl Iterator<Item = LeaseView> + '_ {
-        self.leases.leases.iter().map(|(lease, found)| LeaseView::new(*lease, found))
+        self.leases.iter().map(|(lease, found)| LeaseView::new(lease, found))
     }
 
     /// Of a lease that exists; without collecting its keys.
     pub fn lease_ttl_ms(&self, lease: LeaseId) -> Option<u64> {
-        self.leases.leases.get(&lease).map(|lease| lease.ttl_ms)
+        self.leases.get(lease).map(|lease| lease.ttl_ms)
     }
 
     /// Who asked for a lease that exists; without collecting its keys.
     pub fn lease_client(&self, lease: LeaseId) -> Option<&SharedBytes> {
-        self.leases.leases.get(&lease).map(|lease| &lease.client)
+        self.leases.get(lease).map(|lease| &lease.client)
     }
 
     /// 0 if there is no such lease.
     pub fn lease_key_count(&self, lease: LeaseId) -> usize {
-        self.leases.leases.get(&lease).map_or(0, Lease::key_count)
+        self.leases.get(lease).map_or(0, Lease::key_count)
     }
 
     /// Every lease, its TTL and what was left of it when that was noted last, in the order of their ids.
     pub fn leases_left_ms(&self) -> impl Iterator<Item = (LeaseId, u64, u64)> + '_ {
-        self.leases.leases.iter().map(|(lease, found)| (*lease, found.ttl_ms, found.left_ms))
+        self.leases_left_ms_after(None)
+    }
+
+    /// As [`View::leases_left_ms`], for the leases behind `after` in that order; None = for all.
+    pub fn leases_left_ms_after(&self, after: Option<LeaseId>) -> impl Iterator<Item = (LeaseId, u64, u64)> + '_ {
+        let bounds = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+        let live = self.leases.leases.range(bounds).filter(|(_, lease)| lease.ending.is_none());
+        live.map(|(lease, found)| (*lease, found.ttl_ms, found.left_ms))
     }
 
     /// Of a lease that exists: what was left of it when that was noted last.
     pub fn lease_left_ms(&self, lease: LeaseId) -> Option<u64> {
-        self.leases.leases.get(&lease).map(|lease| lease.left_ms)
+        self.leases.get(lease).map(|lease| lease.left_ms)
     }
 
     pub fn lease_count(&self) -> u64 {
-        self.leases.leases.len() as u64
+        self.leases.len() as u64
+    }
+
+    /// Leases that have ended and still have keys, in the order of their ids: [`crate::Command::EndLeases`] deletes them.
+    pub fn ending_leases(&self) -> impl Iterator<Item = LeaseId> + '_ {
+        self.leases.ending()
     }
 
     pub fn members(&self) -> Vec<Member> {
@@ -172,7 +185,7 @@ impl View {
 
     /// The names of all locks that have entries, in order, from `from` on.
     pub fn lock_names<'a>(&'a self, from: &[u8]) -> impl Iterator<Item = &'a [u8]> + 'a {
-        let bounds = (std::ops::Bound::Included(from), std::ops::Bound::Unbounded);
+        let bounds = (Bound::Included(from), Bound::Unbounded);
         self.locks.queues.range::<_, [u8]>(bounds).map(|(name, _)| &name[..])
     }
 
@@ -227,7 +240,7 @@ impl View {
     fn bytes_beside(&self) -> u64 {
         const LEASE: u64 = 160;
         const ENTRY: u64 = 320;
-        self.leases.leases.len() as u64 * LEASE + self.locks.entries() * ENTRY
+        self.leases.bytes(LEASE) + self.locks.entries() * ENTRY + self.locks.entry_bytes()
     }
 }
 

@@ -174,6 +174,122 @@ fn a_commit_of_many_events_is_trimmed_bit_by_bit() {
     assert_eq!(driver.machine.state().hash(), hash);
 }
 
+/// Gives the keys of each revision.
+fn deleted_keys(applied: &Applied) -> usize {
+    applied.commit.as_ref().map_or(0, |commit| commit.events.len())
+}
+
+#[test]
+fn a_lease_ends_at_once_and_its_keys_in_parts() {
+    const MOST: usize = limits::LEASE_KEYS_AT_ONCE;
+    let keys = 2 * MOST + 10;
+    for level in [0, 1] {
+        let mut driver = Driver::new();
+        driver.apply(Command::RaiseLevel { level });
+        for lease in [1, 2, 3] {
+            driver.grant(lease);
+        }
+        for number in 0..keys {
+            driver.apply(Command::Put(put(format!("k{number:06}"), 1)));
+        }
+        // It waits behind another, with a key that is among the last.
+        driver.apply(lock("l", 2));
+        driver.apply(lock("l", 1));
+        driver.apply(Command::Put(put("m", 3)));
+        let ended = driver.apply(Command::LeaseExpire { term: 1, leases: vec![1, 3] });
+        assert_eq!(ended.reply, Ok(Reply::LeasesExpired { expired: 2 }));
+        let both = [LeaseChange::Ended { lease: 1 }, LeaseChange::Ended { lease: 3 }];
+        assert_eq!(ended.lease_changes, both);
+        if level == 0 {
+            assert_eq!(deleted_keys(&ended), keys + 2, "as in releases without levels");
+            continue;
+        }
+        assert_eq!(deleted_keys(&ended), MOST);
+        // Whatever is left of it, it has ended.
+        let view = driver.machine.view();
+        assert_eq!(view.ending_leases().collect::<Vec<_>>(), [1, 3]);
+        assert_eq!((view.lease_count(), view.lease_ttl_ms(1), view.lease(3)), (1, None, None));
+        assert_eq!(view.leases().count() + view.leases_left_ms().count(), 2);
+        assert_eq!(driver.apply(Command::LeaseRevoke { lease: 1 }).reply, Err(Refusal::LeaseNotFound));
+        assert_eq!(driver.apply(Command::Put(put("n", 1))).reply, Err(Refusal::LeaseNotFound));
+        assert_eq!(driver.apply(lock("n", 1)).reply, Err(Refusal::LeaseNotFound));
+        assert_eq!(driver.apply(Command::ResumeSession { lease: 1 }).reply, Err(Refusal::LeaseNotFound));
+        let grant = LeaseGrant { lease: 1, ttl_ms: 1000, client: Bytes::new() };
+        assert_eq!(driver.apply(Command::LeaseGrant(grant.clone())).reply, Err(Refusal::LeaseExists));
+        // Its place is not granted: it ends.
+        let released = driver.apply(Command::LeaseRevoke { lease: 2 });
+        assert!(matches!(released.lock_changes[..], [LockChange::Ended { .. }, LockChange::Ended { .. }]));
+        // A member that restores the state goes on like the others.
+        let mut restore = Restore::new();
+        for chunk in snapshot::chunks(driver.machine.view(), 1000) {
+            restore.chunk(&chunk).expect("a good chunk");
+        }
+        driver.machine = restore.finish().expect("a whole snapshot");
+        for expected in [MOST, 10 + 2, 0] {
+            let applied = driver.apply(Command::EndLeases);
+            assert_eq!(applied.reply, Ok(Reply::LeasesEnded { deleted: expected }));
+            assert_eq!(deleted_keys(&applied), expected);
+            assert!(applied.lease_changes.is_empty());
+        }
+        assert_eq!((driver.machine.state().ending_leases().count(), driver.machine.state().keys()), (0, 0));
+        assert!(driver.apply(Command::LeaseGrant(grant)).reply.is_ok());
+    }
+}
+
+#[test]
+fn the_work_of_an_apply_is_counted() {
+    let mut driver = Driver::new();
+    driver.apply(Command::RaiseLevel { level: 1 });
+    driver.grant(1);
+    for number in 0..10 {
+        assert_eq!(driver.apply(Command::Put(put(format!("k{number}"), 1))).work, 1);
+    }
+    let range = Op::Range(RangeQuery::new(Keys::all()));
+    let compare = Compare {
+        keys: Keys::prefix(Bytes::from_static(b"k")),
+        result: CompareResult::Greater,
+        target: CompareTarget::Version(0),
+    };
+    let txn = Txn { compare: vec![compare], success: vec![range.clone(), range], ..Txn::default() };
+    assert_eq!(driver.apply(Command::Txn(txn)).work, 30);
+    // The place is a key that is written, and it is granted.
+    assert_eq!(driver.apply(lock("l", 1)).work, 2);
+    // Eleven keys are deleted, a lease and a place end.
+    assert_eq!(driver.apply(Command::LeaseRevoke { lease: 1 }).work, 13);
+    assert_eq!(driver.apply(Command::Compact { revision: 3 }).work, 0);
+}
+
+#[test]
+fn what_an_entry_says_about_itself_counts_as_size() {
+    const BYTES: usize = 4096;
+    let mut driver = Driver::new();
+    driver.grant(1);
+    driver.grant(2);
+    let text = Bytes::from(vec![b'x'; BYTES]);
+    let big = |name: &str, lease| {
+        // Two leases of one owner would wait for each other.
+        let owner = Bytes::from([&[b'0' + lease as u8], &text[..]].concat());
+        let name = Bytes::copy_from_slice(name.as_bytes());
+        Lock { name, lease, call: 1, owner, holder: text.clone(), metadata: text.clone(), ..Lock::default() }
+    };
+    let before = driver.machine.state().bytes();
+    driver.apply(Command::Lock(Box::new(big("l", 1))));
+    let held = driver.machine.state().bytes();
+    assert!(held - before >= 3 * BYTES as u64, "{}", held - before);
+    // Likewise of one that waits.
+    driver.apply(Command::Lock(Box::new(big("l", 2))));
+    assert!(driver.machine.state().bytes_live() - held >= 3 * BYTES as u64);
+    driver.apply(Command::LeaseRevoke { lease: 1 });
+    driver.apply(Command::LeaseRevoke { lease: 2 });
+    assert!(driver.machine.state().bytes_live() < BYTES as u64);
+    // And of a lease: who asked for it.
+    let before = driver.machine.state().bytes();
+    driver.apply(Command::LeaseGrant(LeaseGrant { lease: 3, ttl_ms: 1000, client: text.clone() }));
+    assert!(driver.machine.state().bytes() - before >= BYTES as u64);
+    driver.apply(Command::LeaseRevoke { lease: 3 });
+    assert_eq!(driver.machine.state().bytes(), before);
+}
+
 #[test]
 fn a_newer_snapshot_format_is_named_as_such() {
     let mut chunk = snapshot::chunks(Machine::new().view(), 1000).next().expect("a chunk");
@@ -228,7 +344,7 @@ fn a_command_of_a_later_release_is_told_apart_from_damage() {
     let mut bytes = Vec::new();
     codec::encode(&Envelope { wall_ms: 7, origin: None, command: Command::RaiseLevel { level: 1 } }, &mut bytes);
     let tag = bytes.len() - 2;
-    for unknown in bytes[tag] + 2..=u8::MAX {
+    for unknown in bytes[tag] + 3..=u8::MAX {
         bytes[tag] = unknown;
         let error = codec::decode(bytes.clone().into()).expect_err("no such command");
         assert_eq!(error, codec::DecodeError::UnknownCommand { tag: unknown });

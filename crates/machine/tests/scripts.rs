@@ -37,7 +37,8 @@ scripts!(
     compaction,
     alarms,
     origins,
-    levels
+    levels,
+    lock_level_1
 );
 
 #[derive(Default)]
@@ -185,7 +186,8 @@ fn parse_command(name: &str, args: &mut Args) -> Result<Command, Failure> {
         "grant" => {
             let lease = number(args)?;
             let ttl_ms = args.take_key("ttl_ms").unwrap_or("30000").parse()?;
-            Command::LeaseGrant(LeaseGrant { lease, ttl_ms, client: Bytes::new() })
+            let client = bytes(args.take_key("client").unwrap_or(""));
+            Command::LeaseGrant(LeaseGrant { lease, ttl_ms, client })
         }
         "revoke" => Command::LeaseRevoke { lease: number(args)? },
         "expire" => {

@@ -81,10 +81,29 @@ impl Checkpoints {
 impl Replica {
     /// A lease ends when so much time has passed, unless it is renewed.
     pub(crate) fn give_time(&mut self, lease: LeaseId, ttl_ms: u64, left_ms: u64) {
-        let now_ms = self.running_ms();
-        self.deadlines.set(lease, now_ms + left_ms);
+        self.give_time_since(self.running_ms(), lease, ttl_ms, left_ms);
+    }
+
+    pub(crate) fn give_time_since(&mut self, since_ms: u64, lease: LeaseId, ttl_ms: u64, left_ms: u64) {
+        self.deadlines.set(lease, since_ms + left_ms);
         if ttl_ms > LONG_MS {
-            self.checkpoints.set_due(lease, when_to_note(now_ms, left_ms));
+            self.checkpoints.set_due(lease, when_to_note(since_ms, left_ms));
+        }
+    }
+
+    /// A lease asked again for a lock that it has: all of its time begins anew. It may have more: a new leader adds a
+    /// margin. An expiry that is in flight stands behind the renewal in the log, and takes effect.
+    pub(crate) fn renewed_by_lock(&mut self, lease: LeaseId, ttl_ms: u64) {
+        let deadline = self.running_ms() + ttl_ms;
+        self.deadlines.note_renewed(lease);
+        if self.deadline_of(lease).is_none_or(|known| known >= deadline) {
+            return;
+        }
+        self.give_time(lease, ttl_ms, ttl_ms);
+        // What is being noted was less than all of it, and stands behind the renewal in the log.
+        if self.checkpoints.noting.contains(&lease) && !self.checkpoints.clearing.contains_key(&lease) {
+            self.checkpoints.clearing.insert(lease, Vec::new());
+            self.checkpoints.to_clear.insert(lease);
         }
     }
 

@@ -9,12 +9,16 @@ use tenure_machine::{
 #[cfg(feature = "planted")]
 use tenure_machine::planted::{self, Bug};
 
+use crate::deadlines::Unread;
 use crate::log::entry_bytes;
 use crate::members::described;
 use crate::propose::{Proposal, QueuedCall, Waits, keys_of};
 use crate::question::{LeaderAnswer, Question};
 use crate::read::Confirmed;
 use crate::{Answered, CallId, Config, Failure, Output, Replica, SessionNotice};
+
+/// Leases that a new leader looks at in one step.
+const LEASES_AT_ONCE: usize = 4096;
 
 impl Replica {
     /// Applies what is committed. A change of members, and what follows it, waits until it is durable here that it is
@@ -107,8 +111,12 @@ impl Replica {
         let term = self.node.raft.term;
         let now_ms = self.running_ms();
         self.lock_hub.feed(&applied.lock_changes, (applied.revision, term), now_ms, &mut self.outputs);
-        // Who gives something back by itself knows.
-        let is_given_back = matches!(envelope.command, Command::Unlock(_) | Command::Leave(_));
+        // A session that gives something back over its own stream knows. Another caller that has its token may do so, too.
+        let is_given_back = match &envelope.command {
+            Command::Unlock(unlock) => unlock.epoch != 0,
+            Command::Leave(_) => true,
+            _ => false,
+        };
         if !is_given_back {
             self.tell_sessions_of_losses(&applied.lock_changes);
         }
@@ -118,6 +126,7 @@ impl Replica {
             Command::CompareStates => self.take_view_to_compare(),
             Command::Compact { .. } => self.compact_asked = false,
             Command::RaiseLevel { .. } => self.levels.raised(),
+            Command::EndLeases => self.ending_asked = false,
             Command::LeaseCheckpoint { left_ms, .. } => self.checkpointed(left_ms.clone()),
             _ => {}
         }
@@ -130,6 +139,9 @@ impl Replica {
         if is_alarm {
             self.follow_alarms();
         }
+        if self.leading {
+            self.go_on_ending_leases();
+        }
     }
 
     pub(crate) fn give_up_over(&mut self, reason: String) {
@@ -137,22 +149,30 @@ impl Replica {
         self.outputs.push(Output::Fatal(reason));
     }
 
-    /// The proposal that this entry is, if it is one of this member's own.
+    /// The proposal that this entry is, if it is one of this member's own. Others for the same index are lost.
     pub(crate) fn take_proposal(&mut self, index: u64, term: u64) -> Option<Proposal> {
         if self.proposals.has_before(index) {
-            for lost in self.proposals.take_upto(index) {
+            for skipped in self.proposals.take_before(index) {
+                self.look_up_skipped(&skipped.envelope.command, skipped.waits);
+            }
+        }
+        // Terms never fall within a log: behind an entry of this term none of an earlier one is ever committed.
+        if self.proposals.has_earlier_than(term) {
+            for lost in self.proposals.take_earlier_than(term) {
                 self.lose(lost.waits);
             }
         }
-        let proposal = self.proposals.take_at(index)?;
-        if proposal.term == term {
-            return Some(proposal);
+        let mut found = None;
+        while let Some(proposal) = self.proposals.take_at(index) {
+            match proposal.term == term {
+                true => found = Some(proposal),
+                false => self.lose(proposal.waits),
+            }
         }
-        self.lose(proposal.waits);
-        None
+        found
     }
 
-    /// Another leader's entry stands where this proposal stood.
+    /// The command has no effect, now or later: another leader's entry is committed at its index, or no log has it.
     pub(crate) fn lose(&mut self, waits: Waits) {
         match waits {
             Waits::Expiry(leases) => self.keep_leases(&leases),
@@ -169,14 +189,31 @@ impl Replica {
     /// a margin.
     pub(crate) fn begin_leading(&mut self) {
         self.leading = true;
-        let margin = 2 * self.config.election_max_ms;
-        for (lease, ttl_ms, left_ms) in self.machine.state().leases_left_ms().collect::<Vec<_>>() {
-            #[cfg(feature = "planted")]
-            let left_ms = if planted::is(Bug::FreeTheLiving) { 0 } else { left_ms };
-            self.give_time(lease, ttl_ms, left_ms + margin);
-        }
+        self.deadlines.begin(self.running_ms());
+        self.read_leases();
         self.welcome_all();
         self.raise_level();
+    }
+
+    /// Gives the next part of the leases their time, see [`crate::deadlines::Unread`].
+    pub(crate) fn read_leases(&mut self) {
+        let Some(Unread { after, since_ms }) = self.deadlines.unread() else { return };
+        let leases = self.machine.state().leases_left_ms_after(after);
+        let part: Vec<_> = leases.take(LEASES_AT_ONCE).collect();
+        let last = part.last().map(|(lease, ..)| *lease);
+        self.deadlines.note_read(last.filter(|_| part.len() == LEASES_AT_ONCE));
+        for (lease, ttl_ms, left_ms) in part {
+            #[cfg(feature = "planted")]
+            let left_ms = if planted::is(Bug::FreeTheLiving) { 0 } else { left_ms };
+            // It may have been renewed, or granted, since.
+            if self.deadlines.deadline(lease).is_none() {
+                self.give_time_since(since_ms, lease, ttl_ms, left_ms + self.new_leader_margin_ms());
+            }
+        }
+    }
+
+    pub(crate) fn new_leader_margin_ms(&self) -> u64 {
+        2 * self.config.election_max_ms
     }
 
     pub(crate) fn tell(&mut self, applied: Applied, waits: Option<Waits>) {
@@ -232,15 +269,15 @@ impl Replica {
     }
 
     pub(crate) fn tell_lease(&mut self, change: LeaseChange) {
-        if let LeaseChange::Ended { .. } = change {
-            // A place may outlive its lease, under a key that somebody took the lease from.
-            self.reads.doubt_all();
-        }
         if !self.leading {
             return;
         }
         match change {
-            LeaseChange::Granted { lease, ttl_ms } => self.give_time(lease, ttl_ms, ttl_ms),
+            LeaseChange::Granted { lease, ttl_ms } => {
+                self.give_time(lease, ttl_ms, ttl_ms);
+                self.deadlines.note_granted(lease);
+            }
+            LeaseChange::Renewed { lease, ttl_ms } => self.renewed_by_lock(lease, ttl_ms),
             LeaseChange::Ended { lease } => {
                 let mut askers = self.deadlines.remove(lease);
                 askers.extend(self.checkpoints.remove(lease));
@@ -268,7 +305,7 @@ impl Replica {
             }
             LockChange::Ended { entry, cause, .. } => {
                 self.reads.doubt(entry.token);
-                for queued in self.queued.take_ended(&entry.key) {
+                for queued in self.queued.take_ended(&entry) {
                     self.leave(&queued.reply, queued.joiner);
                     self.fail(queued.call, Failure::EntryEnded(cause));
                 }

@@ -228,7 +228,10 @@ impl Replica {
                 self.fail(call, Failure::Corrupt);
             }
         }
-        if self.is_leader() && !self.is_only_voter() && !self.begin_transfer(self.best_successor(|_| true)) {
+        if self.is_leader()
+            && !self.is_only_voter()
+            && !self.begin_transfer(self.best_successor(|member| self.is_active(member)))
+        {
             let term = self.node.raft.term;
             self.node.raft.become_follower(term, raft::INVALID_ID);
             self.note_role();

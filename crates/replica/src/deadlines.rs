@@ -16,8 +16,22 @@ pub(crate) struct Deadlines {
     by_time: BTreeSet<(u64, LeaseId)>,
     /// Leases whose end is proposed, with the renewals that came meanwhile and wait for its outcome.
     expiring: BTreeMap<LeaseId, Vec<Asker>>,
+    /// Leases that were granted under this leader and never renewed.
+    fresh: BTreeSet<LeaseId>,
     /// While some expire, no others do before this.
     next_part: u64,
+    /// Set while a new leader has not looked at all leases that were granted before its term.
+    unread: Option<Unread>,
+}
+
+/// A new leader looks at the leases in parts, so that no step is long however many there are. A lease that it has not
+/// looked at has all of its time: it is renewed like any other, and cannot expire yet.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Unread {
+    /// Leases up to this one have been looked at.
+    pub(crate) after: Option<LeaseId>,
+    /// When this member began to lead: time counts from then.
+    pub(crate) since_ms: u64,
 }
 
 impl Deadlines {
@@ -25,14 +39,45 @@ impl Deadlines {
     pub(crate) fn clear(&mut self) -> Vec<Asker> {
         self.by_lease.clear();
         self.by_time.clear();
+        self.unread = None;
+        self.fresh.clear();
         std::mem::take(&mut self.expiring).into_values().flatten().collect()
+    }
+
+    pub(crate) fn begin(&mut self, now_ms: u64) {
+        self.unread = Some(Unread { after: None, since_ms: now_ms });
+    }
+
+    pub(crate) fn unread(&self) -> Option<Unread> {
+        self.unread
+    }
+
+    /// All leases up to this one have been looked at; None = all.
+    pub(crate) fn note_read(&mut self, upto: Option<LeaseId>) {
+        self.unread = self.unread.filter(|_| upto.is_some()).map(|unread| Unread { after: upto, ..unread });
     }
 
     pub(crate) fn set(&mut self, lease: LeaseId, deadline: u64) {
         if let Some(old) = self.by_lease.insert(lease, deadline) {
             self.by_time.remove(&(old, lease));
         }
-        self.by_time.insert((deadline, lease));
+        // One whose end is proposed is not due again before that is decided.
+        if !self.expiring.contains_key(&lease) {
+            self.by_time.insert((deadline, lease));
+        }
+    }
+
+    pub(crate) fn note_granted(&mut self, lease: LeaseId) {
+        self.fresh.insert(lease);
+    }
+
+    pub(crate) fn note_renewed(&mut self, lease: LeaseId) {
+        self.fresh.remove(&lease);
+    }
+
+    /// Whether the lease was renewed, as far as this leader knows: of those that it found it takes it for granted.
+    pub(crate) fn is_renewed(&self, lease: LeaseId) -> bool {
+        !self.fresh.contains(&lease)
     }
 
     /// The lease is gone; gives back the renewals that waited for that.
@@ -40,6 +85,7 @@ impl Deadlines {
         if let Some(old) = self.by_lease.remove(&lease) {
             self.by_time.remove(&(old, lease));
         }
+        self.fresh.remove(&lease);
         self.expiring.remove(&lease).unwrap_or_default()
     }
 
@@ -98,12 +144,12 @@ impl Deadlines {
         }
     }
 
-    /// The end of this lease was not carried out: it lives on, and is due again at `retry` unless it
-    /// is renewed. Gives back the renewals that waited.
+    /// The end of this lease was not carried out: it lives on, and is due again at `retry`, or later if it was
+    /// renewed meanwhile. Gives back the renewals that waited.
     pub(crate) fn keep(&mut self, lease: LeaseId, retry: u64) -> Vec<Asker> {
         let Some(waiting) = self.expiring.remove(&lease) else { return Vec::new() };
-        if self.by_lease.contains_key(&lease) {
-            self.set(lease, retry);
+        if let Some(deadline) = self.deadline(lease) {
+            self.set(lease, deadline.max(retry));
         }
         waiting
     }

@@ -135,9 +135,9 @@ impl Replica {
         if origin.member != self.config.member || origin.boot != self.config.boot {
             return None;
         }
-        let Forward { waits, .. } = self.forwards.settle(origin.sequence)?;
+        let Forward { data, waits, .. } = self.forwards.settle(origin.sequence)?;
         if matches!(reply, Ok(Reply::Duplicate)) {
-            self.lose(waits);
+            self.look_up_forward(data, waits);
             return None;
         }
         Some(waits)
@@ -220,6 +220,10 @@ impl Replica {
             Fate::Refused(failure) => self.refuse(from, origin.sequence, failure),
             Fate::Unknown => match self.append(&mut envelope) {
                 Ok(_) => self.greeted.note_taken(&origin),
+                Err(NotAppended::NotNow) if self.roll_call.is_some() => {
+                    let (since_ms, term) = (self.running_ms(), self.node.raft.term);
+                    self.held_joins.push(HeldJoin { since_ms, term, from, boot, envelope });
+                }
                 Err(NotAppended::NotNow) => {}
                 Err(NotAppended::Refused(failure)) => {
                     self.greeted.note_refused(&origin, failure.clone());
@@ -245,7 +249,7 @@ impl Replica {
     }
 }
 
-/// A place behind others that a member has asked for.
+/// A command of another member that can wait a little.
 pub(crate) struct HeldJoin {
     pub(crate) since_ms: u64,
     term: u64,

@@ -96,6 +96,10 @@ pub enum Input {
     RefusedAsRemoved {
         by: MemberId,
     },
+    /// The connection to a peer is lost: it counts as not there until something is heard of it.
+    PeerLost {
+        member: MemberId,
+    },
     /// All up to the Persist output of this number is durable.
     Persisted {
         number: u64,

@@ -122,6 +122,14 @@ impl Replica {
         let _ = self.node.step(message);
         // Whether raft takes it shows in what it has ready.
         self.crank();
+        // That may have applied something, and what comes in later in this step stands behind it.
+        #[cfg(feature = "planted")]
+        let is_late = planted::is(Bug::NoticesOutOfOrder);
+        #[cfg(not(feature = "planted"))]
+        let is_late = false;
+        if !is_late {
+            self.hub.flush_fed(&self.machine, self.node.raft.term, &mut self.outputs);
+        }
         if self.arrived.take().is_some() {
             self.outputs.push(Output::SnapshotRefused { index });
         }
@@ -191,8 +199,8 @@ impl Replica {
         let now_ms = self.running_ms();
         self.lock_hub.jump((self.machine.state().revision(), term), now_ms, &mut self.outputs);
         self.tell_sessions_of_gap(old);
-        for skipped in self.proposals.take_upto(index + 1) {
-            self.lose(skipped.waits);
+        for skipped in self.proposals.take_before(index + 1) {
+            self.look_up_skipped(&skipped.envelope.command, skipped.waits);
         }
         self.follow_configuration();
         self.reseeded();
@@ -206,25 +214,42 @@ impl Replica {
         }
     }
 
-    /// What was forwarded and is in the new state has had its effect, but its reply is lost. Only of a place in a
-    /// queue can it be seen what it came to.
+    /// What was forwarded and is in the new state has had its effect, but its reply is lost.
     fn look_up_forwards(&mut self) {
         for (data, waits) in self.forwards.take_settled(self.config.member, self.config.boot, self.machine.state()) {
-            let command = codec::decode(data).map(|envelope| envelope.command);
-            let place = match &command {
-                Ok(Command::Lock(lock)) => self.machine.state().places_taken_by(lock),
-                _ => None,
-            };
-            match (waits, place) {
-                (Waits::Lock { call: None, joiner }, Some(reply)) => self.leave(&reply, joiner),
-                (Waits::Lock { call: Some(call), joiner }, Some(reply)) => {
-                    if !reply.granted {
-                        self.outputs.push(Output::Queued { call, ahead: reply.ahead });
-                    }
-                    self.look_up_queued(QueuedCall { call, joiner, reply, awaited: Vec::new() });
+            self.look_up_forward(data, waits);
+        }
+    }
+
+    pub(crate) fn look_up_forward(&mut self, data: Bytes, waits: Waits) {
+        if let Ok(envelope) = codec::decode(data) {
+            self.look_up_skipped(&envelope.command, waits);
+        }
+    }
+
+    /// Settles a command of this member whose entry it has skipped: it may have been applied, and its reply is lost.
+    /// Only the places of a Lock can be found again. A place that its call has given up is left, whichever way the
+    /// command went; otherwise it would stand in the queue until its lease ends.
+    ///
+    /// A process that starts again knows nothing of its earlier calls, so it cannot leave their places: these end with
+    /// their leases.
+    pub(crate) fn look_up_skipped(&mut self, command: &Command, waits: Waits) {
+        let place = match command {
+            Command::Lock(lock) => self.machine.state().places_taken_by(lock),
+            _ => None,
+        };
+        match (waits, place) {
+            #[cfg(feature = "planted")]
+            (Waits::Lock { call: None, .. }, Some(_)) if planted::is(Bug::ForgetGivenUp) => {}
+            (Waits::Lock { call: None, joiner }, Some(reply)) => self.leave(&reply, joiner),
+            (Waits::Lock { call: Some(call), joiner }, Some(reply)) => {
+                if !reply.granted {
+                    self.outputs.push(Output::Queued { call, ahead: reply.ahead });
                 }
-                (waits, _) => self.lose(waits),
+                self.look_up_queued(QueuedCall { call, joiner, reply, awaited: Vec::new() });
             }
+            (Waits::Expiry(leases), _) => self.keep_leases(&leases),
+            (waits, _) => waits.call().into_iter().for_each(|call| self.fail(call, Failure::OutcomeUnknown)),
         }
     }
 

@@ -28,6 +28,8 @@ mod read;
 mod ready;
 pub mod replica;
 mod role;
+mod roll_call;
+mod spans;
 pub mod status;
 mod transfer;
 mod vouch;

@@ -6,12 +6,13 @@
 //! that they would not reach back as far as any break, only a few are kept: they would be as cold as
 //! they are useless when they are let go.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque, btree_map};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use tenure_machine::{LockChange, LockEntry, Revision};
+use tenure_machine::{Keys, LockChange, LockEntry, Revision};
 
+use crate::watch::{CLOSED_AT_ONCE, Index};
 use crate::{Output, StreamId, WatchId};
 
 /// Events that a stream may have undelivered before its watches are given up.
@@ -91,8 +92,9 @@ pub(crate) struct LockHub {
     /// Nothing that happened after this time is forgotten.
     forgotten_ms: u64,
     streams: BTreeMap<StreamId, LockStream>,
-    by_name: BTreeMap<Bytes, BTreeSet<(StreamId, WatchId)>>,
-    by_prefix: BTreeMap<(StreamId, WatchId), Bytes>,
+    index: Index,
+    /// What is left of closed streams, see [`crate::watch::Hub`].
+    closing: VecDeque<(StreamId, btree_map::IntoIter<WatchId, Watched>)>,
 }
 
 struct Kept {
@@ -109,17 +111,17 @@ struct LockStream {
 }
 
 struct Watched {
-    name: Bytes,
+    names: Keys,
     start: Revision,
 }
 
 impl LockHub {
     /// Of a member that has not seen what came before this revision.
     pub(crate) fn new(revision: Revision, now_ms: u64) -> LockHub {
-        let (streams, by_name, by_prefix) = Default::default();
+        let (streams, index, closing) = Default::default();
         // Nothing happens at the first one.
         let forgotten = if revision == 1 { 0 } else { revision };
-        LockHub { kept: VecDeque::new(), forgotten, forgotten_ms: now_ms, streams, by_name, by_prefix }
+        LockHub { kept: VecDeque::new(), forgotten, forgotten_ms: now_ms, streams, index, closing }
     }
 
     pub(crate) fn take(
@@ -135,21 +137,19 @@ impl LockHub {
                 outputs.push(Output::LockNotice { stream, notice });
             }
             LockWatchRequest::Create { watch, name, prefix, start } => {
+                self.finish_closing(stream);
                 self.remove(stream, watch);
                 let notice = LockNotice::Created { watch, revision, term };
                 outputs.push(Output::LockNotice { stream, notice });
                 let past = self.past(&name, prefix, start);
                 let found = self.streams.entry(stream).or_default();
                 found.undelivered += past.len();
-                found.watches.insert(watch, Watched { name: name.clone(), start });
+                let names = if prefix { Keys::prefix(name) } else { Keys::One(name) };
+                self.index.insert(&names, (stream, watch));
+                found.watches.insert(watch, Watched { names, start });
                 for events in past.chunks(EVENTS_AT_ONCE) {
                     let notice = LockNotice::Events { watch, events: events.to_vec(), revision, term };
                     outputs.push(Output::LockNotice { stream, notice });
-                }
-                if prefix {
-                    self.by_prefix.insert((stream, watch), name);
-                } else {
-                    self.by_name.entry(name).or_default().insert((stream, watch));
                 }
             }
             LockWatchRequest::Cancel { watch } => self.remove(stream, watch),
@@ -159,12 +159,38 @@ impl LockHub {
                 }
             }
             LockWatchRequest::Close => {
-                let watches =
-                    self.streams.get(&stream).map_or(Vec::new(), |found| found.watches.keys().copied().collect());
-                for watch in watches {
-                    self.remove(stream, watch);
+                if let Some(closed) = self.streams.remove(&stream) {
+                    self.closing.push_back((stream, closed.watches.into_iter()));
                 }
-                self.streams.remove(&stream);
+            }
+        }
+    }
+
+    /// Whether the next step has something to do even if nothing comes in.
+    pub(crate) fn has_more(&self) -> bool {
+        !self.closing.is_empty()
+    }
+
+    /// Ends a step.
+    pub(crate) fn close_some(&mut self) {
+        let mut budget = CLOSED_AT_ONCE;
+        while let Some((stream, mut watches)) = self.closing.pop_front() {
+            for (watch, Watched { names, .. }) in watches.by_ref().take(budget) {
+                budget -= 1;
+                self.index.remove(&names, (stream, watch));
+            }
+            if watches.len() > 0 {
+                return self.closing.push_front((stream, watches));
+            }
+        }
+    }
+
+    fn finish_closing(&mut self, stream: StreamId) {
+        while let Some(position) = self.closing.iter().position(|(closing, _)| *closing == stream)
+            && let Some((_, watches)) = self.closing.remove(position)
+        {
+            for (watch, Watched { names, .. }) in watches {
+                self.index.remove(&names, (stream, watch));
             }
         }
     }
@@ -173,8 +199,8 @@ impl LockHub {
     pub(crate) fn jump(&mut self, (revision, term): (Revision, u64), now_ms: u64, outputs: &mut Vec<Output>) {
         self.kept.clear();
         (self.forgotten, self.forgotten_ms) = (revision, now_ms);
-        self.by_name.clear();
-        self.by_prefix.clear();
+        self.index = Index::default();
+        self.closing.clear();
         for (stream, found) in &mut self.streams {
             for watch in std::mem::take(&mut found.watches).into_keys() {
                 let notice = LockNotice::FellBehind { watch, revision, term };
@@ -185,13 +211,8 @@ impl LockHub {
 
     fn remove(&mut self, stream: StreamId, watch: WatchId) {
         let watched = self.streams.get_mut(&stream).and_then(|found| found.watches.remove(&watch));
-        let Some(Watched { name, .. }) = watched else { return };
-        self.by_prefix.remove(&(stream, watch));
-        if let Some(watchers) = self.by_name.get_mut(&name) {
-            watchers.remove(&(stream, watch));
-            if watchers.is_empty() {
-                self.by_name.remove(&name);
-            }
+        if let Some(Watched { names, .. }) = watched {
+            self.index.remove(&names, (stream, watch));
         }
     }
 
@@ -233,14 +254,14 @@ impl LockHub {
         for change in changes.iter().filter(|change| change.entry().granted_wall_ms.is_some()) {
             self.keep(change.clone(), revision, now_ms);
         }
-        if self.streams.is_empty() {
+        if self.index.is_empty() {
             return;
         }
+        let mut watchers = Vec::new();
         for event in events(revision, changes) {
-            let exact = self.by_name.get(&event.name).into_iter().flatten().copied();
-            let prefixed = self.by_prefix.iter().filter(|(_, prefix)| event.name.starts_with(prefix));
-            let watchers: BTreeSet<_> = exact.chain(prefixed.map(|(watcher, _)| *watcher)).collect();
-            for (stream, watch) in watchers {
+            self.index.find(&event.name, &mut watchers);
+            watchers.sort_unstable();
+            for (stream, watch) in watchers.drain(..) {
                 let Some(found) = self.streams.get_mut(&stream) else { continue };
                 if found.watches.get(&watch).is_some_and(|watched| watched.start > revision) {
                     continue;
@@ -264,8 +285,8 @@ fn events<'a>(
     changes: impl IntoIterator<Item = &'a LockChange, IntoIter: Clone>,
 ) -> Vec<LockEvent> {
     let changes = changes.into_iter();
-    let is_granted_anew =
-        |name: &[u8]| changes.clone().any(|change| matches!(change, LockChange::Granted(_)) && change.name() == name);
+    let grants = changes.clone().filter(|change| matches!(change, LockChange::Granted(_)));
+    let granted_anew: BTreeSet<&[u8]> = grants.map(|change| change.name()).collect();
     let mut last_ended: BTreeMap<&[u8], &Arc<LockEntry>> = BTreeMap::new();
     let mut events = Vec::new();
     for change in changes.clone() {
@@ -273,7 +294,7 @@ fn events<'a>(
         let event = |holder, ended| LockEvent { name: Bytes::copy_from_slice(name), revision, holder, ended };
         match change {
             LockChange::Ended { entry, frees, .. } if entry.granted_wall_ms.is_some() => {
-                if *frees && !is_granted_anew(name) {
+                if *frees && !granted_anew.contains(name) {
                     events.push(event(None, Some(entry.clone())));
                 }
                 last_ended.insert(name, entry);

@@ -17,6 +17,7 @@ use tenure_machine::{Command, Envelope, Member, MemberChange, MemberId, Refusal,
 
 use crate::message;
 use crate::propose::{NotAppended, Waits};
+use crate::roll_call::Attendance;
 use crate::status::Roles;
 use crate::{Answered, CallId, Failure, Output, Replica};
 
@@ -100,12 +101,24 @@ impl Replica {
         if !self.leading {
             return Err(NotAppended::NotNow);
         }
-        self.check_change(change).map_err(NotAppended::Refused)?;
+        let needed = self.check_change(change).map_err(NotAppended::Refused)?;
         let changes = raft_changes(change);
-        if changes.iter().any(|single| is_removal_of(single, self.config.member)) {
+        let own = self.config.member;
+        let leaves = changes.iter().any(|single| is_removal_of(single, own));
+        let remaining = |member: MemberId| !changes.iter().any(|single| is_removal_of(single, member));
+        let attendance = self.call_roll(|present, _| {
+            let has_successor = || needed.voters.iter().any(|voter| *voter != own && present.contains(voter));
+            needed.is_met_by(present) && (!leaves || has_successor())
+        });
+        let present = match attendance {
+            Attendance::Enough(present) => present,
+            Attendance::Unknown => return Err(NotAppended::NotNow),
+            Attendance::TooFew => return Err(NotAppended::Refused(Failure::NotEnoughMembers)),
+        };
+        if leaves {
             // Whoever leads then will be asked again.
-            let remaining = |member: MemberId| !changes.iter().any(|single| is_removal_of(single, member));
-            return match self.begin_transfer(self.best_successor(remaining)) {
+            let successor = self.best_successor(|member| remaining(member) && present.contains(&member));
+            return match self.begin_transfer(successor) {
                 true => Err(NotAppended::NotNow),
                 false => Err(NotAppended::Refused(Failure::NotEnoughMembers)),
             };
@@ -119,7 +132,8 @@ impl Replica {
         }
     }
 
-    fn check_change(&self, change: &MemberChange) -> Result<(), Failure> {
+    /// Whether the change fits the members as they are; gives who must be there to make it.
+    fn check_change(&self, change: &MemberChange) -> Result<NeededVoters, Failure> {
         let raft = &self.node.raft;
         let configuration = self.node.store().configuration();
         if raft.has_pending_conf() || !configuration.voters_outgoing.is_empty() {
@@ -149,17 +163,11 @@ impl Replica {
         }
         self.machine.state().check_members(change)?;
         let next = next_configuration(raft.prs(), &raft_changes(change)).ok_or(Failure::NotEnoughMembers)?;
-        // The first to join a member alone is not there yet, and cannot be.
+        // As in etcd, a voter may be added to a member alone. It is not there yet, and cannot be, so from here on
+        // nothing is committed until it has joined: not even its removal. Who adds a learner and promotes it has no
+        // such gap.
         let is_first = configuration.voters.len() == 1 && next.voters.len() == 2;
-        if !is_forced && !is_first && !self.has_active_majority(&next.voters) {
-            return Err(Failure::NotEnoughMembers);
-        }
-        Ok(())
-    }
-
-    fn has_active_majority(&self, voters: &[MemberId]) -> bool {
-        let is_there = |voter: &&MemberId| **voter == self.config.member || self.is_active(**voter);
-        voters.iter().filter(is_there).count() > voters.len() / 2
+        Ok(NeededVoters { voters: next.voters, is_majority_needed: !is_forced && !is_first })
     }
 
     /// As etcd has it: nine tenths of the log, and it is there to be sent the rest.
@@ -228,7 +236,7 @@ impl Replica {
         let led = self.is_leader();
         if led && is_learner(&configuration, self.config.member) != Some(false) {
             // Proposed by a leader before it. Raft would go on leading, and fall over its own absence.
-            if let Some(successor) = self.best_successor(|_| true) {
+            if let Some(successor) = self.best_successor(|member| self.is_active(member)) {
                 self.node.raft.send_timeout_now(successor);
             }
             let term = self.node.raft.term;
@@ -319,6 +327,21 @@ impl Replica {
 
     pub(crate) fn take_refusal_as_removed(&mut self, by: MemberId) {
         self.begin_removal().known_to.insert(by);
+    }
+}
+
+/// The voters that there would be after a change.
+struct NeededVoters {
+    voters: Vec<MemberId>,
+    /// False = an operator insists, or they cannot be there yet.
+    is_majority_needed: bool,
+}
+
+impl NeededVoters {
+    /// Those who would be left and are there must be able to go on.
+    fn is_met_by(&self, present: &BTreeSet<MemberId>) -> bool {
+        let count = self.voters.iter().filter(|voter| present.contains(voter)).count();
+        !self.is_majority_needed || count > self.voters.len() / 2
     }
 }
 

@@ -237,8 +237,12 @@ pub(crate) fn tell_hash(term: u64, index: u64, hash: u64) -> Bytes {
 }
 
 fn put_status(into: &mut Vec<u8>, status: &Option<LeaseStatus>) {
-    into.push(u8::from(status.is_some()));
-    if let Some(LeaseStatus { lease, ttl_ms, remaining_ms }) = status {
+    into.push(match status {
+        None => 0,
+        Some(LeaseStatus { renewed: true, .. }) => 1,
+        Some(LeaseStatus { renewed: false, .. }) => 2,
+    });
+    if let Some(LeaseStatus { lease, ttl_ms, remaining_ms, .. }) = status {
         put_signed(into, *lease);
         put_varint(into, *ttl_ms);
         put_varint(into, *remaining_ms);
@@ -350,10 +354,14 @@ fn decode_answer(reader: &mut Reader) -> ReadResult<LeaderAnswer> {
 }
 
 fn decode_status(reader: &mut Reader) -> ReadResult<Option<LeaseStatus>> {
-    if !reader.flag()? {
-        return Ok(None);
-    }
-    Ok(Some(LeaseStatus { lease: reader.signed()?, ttl_ms: reader.varint()?, remaining_ms: reader.varint()? }))
+    let renewed = match reader.varint()? {
+        0 => return Ok(None),
+        1 => true,
+        2 => false,
+        _ => return Err("unknown state of a lease"),
+    };
+    let (lease, ttl_ms, remaining_ms) = (reader.signed()?, reader.varint()?, reader.varint()?);
+    Ok(Some(LeaseStatus { lease, ttl_ms, remaining_ms, renewed }))
 }
 
 /// What a leader may refuse a forwarded command with.

@@ -145,6 +145,8 @@ pub struct LeaseStatus {
     pub lease: LeaseId,
     pub ttl_ms: u64,
     pub remaining_ms: u64,
+    /// False = it was granted and never renewed since.
+    pub renewed: bool,
 }
 
 /// Why a call got no answer from the state.
@@ -158,9 +160,12 @@ pub enum Failure {
     /// The outcome is unknown: the command may still be applied.
     #[error("timed out")]
     TimedOut,
-    /// The outcome is unknown.
+    /// The command has no effect, now or later: an entry of another leader is committed in its place.
     #[error("leader changed")]
     LeaderChanged,
+    /// The command may have been applied: this member skipped the entries that would tell.
+    #[error("the outcome is unknown, possibly due to a change of leaders")]
+    OutcomeUnknown,
     #[error("too many requests")]
     Overloaded,
     #[error("request is too large")]

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use raft::eraftpb::{Entry, Message, MessageType};
 use tenure_machine::lock::entry_key;
 use tenure_machine::{
-    Alarm, AlarmChange, AlarmKind, Command, Envelope, LeaseId, Leave, Lock, LockReply, Mode, Op, Refusal, SharedBytes,
-    Txn, codec,
+    Alarm, AlarmChange, AlarmKind, Command, Envelope, LeaseId, Leave, Lock, LockEntry, LockReply, Mode, Op, Refusal,
+    SharedBytes, Txn, codec,
 };
 
 use crate::members::changes_configuration;
@@ -78,11 +78,8 @@ impl Replica {
         }
         let raft = &self.node.raft;
         let (index, term) = (raft.raft_log.last_index() + self.gathered.entries.len() as u64, raft.term);
-        // What this member proposed in an earlier term from this index on is overwritten by now.
         if self.proposals.has_from(index) {
-            for lost in self.proposals.take_from(index) {
-                self.lose(lost.waits);
-            }
+            self.proposals.displace_from(index);
         }
         if let Command::LeaseGrant(grant) = &envelope.command {
             self.granting.insert(grant.lease);
@@ -107,7 +104,7 @@ impl Replica {
         let mut message = Message { from: self.config.member, entries, ..Message::default() };
         message.set_msg_type(MessageType::MsgPropose);
         if !self.is_leader() || self.node.raft.step(message).is_err() {
-            // It was removed meanwhile, or is giving up its place.
+            // It was removed meanwhile, or is giving up its place. No log has these entries.
             for lost in self.proposals.take_from(first) {
                 self.lose(lost.waits);
             }
@@ -175,6 +172,25 @@ impl Replica {
         if !self.alarm_asked && !self.machine.state().alarms().contains(&alarm) {
             self.alarm_asked = true;
             self.propose(Command::Alarm(AlarmChange::Raise(alarm)), Waits::Nobody);
+        }
+    }
+
+    /// Clears the alarm when the data, after it was beyond the quota, has become smaller by a tenth of it. An alarm
+    /// that somebody raised by hand stays: its cause is not the size.
+    pub(crate) fn clear_no_space(&mut self) {
+        let state = self.machine.state();
+        let is_raised = state.alarms().iter().any(|alarm| alarm.kind == AlarmKind::NoSpace);
+        let quota_bytes = self.config.quota_bytes;
+        let has_room = quota_bytes == 0 || state.bytes() <= quota_bytes - quota_bytes / 10;
+        match (is_raised, has_room) {
+            (true, false) => self.was_full = true,
+            (true, true) if self.was_full && !self.alarm_asked => {
+                self.alarm_asked = true;
+                let cleared = Alarm { member: 0, kind: AlarmKind::NoSpace };
+                self.propose(Command::Alarm(AlarmChange::Clear(cleared)), Waits::Nobody);
+            }
+            (true, true) => {}
+            (false, _) => self.was_full = false,
         }
     }
 
@@ -281,6 +297,21 @@ impl Replica {
         }
     }
 
+    /// A lease with very many keys ends by several commands, one after the other, so that others have a turn between
+    /// them.
+    pub(crate) fn go_on_ending_leases(&mut self) {
+        let state = self.machine.state();
+        if self.ending_asked || state.ending_leases().next().is_none() {
+            return;
+        }
+        // While no majority agrees about the state it takes none of these.
+        if state.is_corrupt(0) {
+            return;
+        }
+        self.ending_asked = true;
+        self.propose(Command::EndLeases, Waits::Nobody);
+    }
+
     /// Rule 8: history is bounded by age and by size.
     pub(crate) fn compact_history(&mut self) {
         let now_ms = self.now.monotonic_ms;
@@ -373,6 +404,10 @@ pub(crate) struct Proposal {
 #[derive(Default)]
 pub(crate) struct Proposals {
     pending: VecDeque<Proposal>,
+    /// Proposals of earlier terms whose entries this member's log has lost, by index and term. Another member may
+    /// have them still, and may come to commit them. So they are not lost before an entry is applied that rules them
+    /// out: another one at their index, or one of a later term before it.
+    displaced: BTreeMap<(u64, u64), Proposal>,
 }
 
 impl Proposals {
@@ -386,13 +421,27 @@ impl Proposals {
 
     /// Those that somebody waits for.
     pub(crate) fn awaited(&self) -> usize {
-        self.pending.iter().filter(|proposal| proposal.waits.call().is_some()).count()
+        self.pending.iter().chain(self.displaced.values()).filter(|proposal| proposal.waits.call().is_some()).count()
     }
 
-    /// The proposal that stands at `index`; those before it can no longer be applied as they were proposed.
-    pub(crate) fn take_upto(&mut self, index: u64) -> Vec<Proposal> {
+    /// All proposals before `index`.
+    pub(crate) fn take_before(&mut self, index: u64) -> Vec<Proposal> {
         let count = self.pending.iter().take_while(|proposal| proposal.index < index).count();
-        self.pending.drain(..count).collect()
+        let mut taken: Vec<_> = self.pending.drain(..count).collect();
+        let kept = self.displaced.split_off(&(index, 0));
+        taken.extend(std::mem::replace(&mut self.displaced, kept).into_values());
+        taken
+    }
+
+    /// This member leads in a later term and is about to append at `index`.
+    fn displace_from(&mut self, index: u64) {
+        for mut proposal in self.take_from(index) {
+            // The deadlines of those leases went with the earlier leadership.
+            if matches!(proposal.waits, Waits::Expiry(_)) {
+                proposal.waits = Waits::Nobody;
+            }
+            self.displaced.insert((proposal.index, proposal.term), proposal);
+        }
     }
 
     /// Proposals that stand at `index` or behind it.
@@ -401,15 +450,35 @@ impl Proposals {
         self.pending.drain(self.pending.len() - count..).collect()
     }
 
+    /// The first proposal for `index` whose term is not ruled out yet; more than one if some are displaced.
     pub(crate) fn take_at(&mut self, index: u64) -> Option<Proposal> {
-        if self.pending.front().is_some_and(|proposal| proposal.index == index) {
-            return self.pending.pop_front();
+        if let Some(displaced) = self.displaced.first_entry().filter(|entry| entry.key().0 == index) {
+            return Some(displaced.remove());
         }
-        None
+        match self.pending.front().is_some_and(|proposal| proposal.index == index) {
+            true => self.pending.pop_front(),
+            false => None,
+        }
     }
 
     pub(crate) fn has_before(&self, index: u64) -> bool {
         self.pending.front().is_some_and(|proposal| proposal.index < index)
+            || self.displaced.first_key_value().is_some_and(|((displaced, _), _)| *displaced < index)
+    }
+
+    pub(crate) fn has_earlier_than(&self, term: u64) -> bool {
+        self.pending.front().is_some_and(|proposal| proposal.term < term) || !self.displaced.is_empty()
+    }
+
+    /// All proposals of terms before this one.
+    pub(crate) fn take_earlier_than(&mut self, term: u64) -> Vec<Proposal> {
+        let count = self.pending.iter().take_while(|proposal| proposal.term < term).count();
+        let mut taken: Vec<_> = self.pending.drain(..count).collect();
+        let displaced = std::mem::take(&mut self.displaced).into_iter();
+        let (earlier, kept): (Vec<_>, Vec<_>) = displaced.partition(|((_, displaced), _)| *displaced < term);
+        self.displaced = kept.into_iter().collect();
+        taken.extend(earlier.into_iter().map(|(_, proposal)| proposal));
+        taken
     }
 
     pub(crate) fn has_from(&self, index: u64) -> bool {
@@ -419,7 +488,9 @@ impl Proposals {
     /// Gives up waiting for proposals older than `since_ms`; they stay, because they may still be applied.
     pub(crate) fn abandon_older_than(&mut self, since_ms: u64) -> Vec<CallId> {
         let mut calls = Vec::new();
-        for proposal in self.pending.iter_mut().take_while(|proposal| proposal.since_ms < since_ms) {
+        let pending = self.pending.iter_mut().take_while(|proposal| proposal.since_ms < since_ms);
+        let displaced = self.displaced.values_mut().filter(|proposal| proposal.since_ms < since_ms);
+        for proposal in pending.chain(displaced) {
             calls.extend(proposal.waits.call());
             proposal.waits.abandon();
         }
@@ -429,7 +500,7 @@ impl Proposals {
     /// Gives the calls that were found.
     pub(crate) fn abandon_calls(&mut self, is_abandoned: impl Fn(CallId) -> bool) -> Vec<CallId> {
         let mut abandoned = Vec::new();
-        for proposal in &mut self.pending {
+        for proposal in self.pending.iter_mut().chain(self.displaced.values_mut()) {
             if let Some(call) = proposal.waits.call().filter(|call| is_abandoned(*call)) {
                 proposal.waits.abandon();
                 abandoned.push(call);
@@ -450,7 +521,8 @@ pub(crate) struct Gathered {
 #[derive(Default)]
 pub(crate) struct Queued {
     calls: BTreeMap<CallId, QueuedCall>,
-    /// The calls that wait for the grant of an entry: more than one if the same lease has asked again.
+    /// The calls that have a place under a key: more than one if the same lease has asked again. A call for several
+    /// names is found under each of them, also under those that are granted already: it ends with any of its places.
     by_key: BTreeMap<SharedBytes, Vec<CallId>>,
 }
 
@@ -469,7 +541,7 @@ impl Queued {
     }
 
     pub(crate) fn insert(&mut self, queued: QueuedCall) {
-        for key in &queued.awaited {
+        for key in keys_of(&queued.reply) {
             self.by_key.entry(key.clone()).or_default().push(queued.call);
         }
         self.calls.insert(queued.call, queued);
@@ -486,25 +558,32 @@ impl Queued {
         if self.by_key.is_empty() {
             return granted;
         }
+        let mut waiting = Vec::new();
         for call in self.by_key.remove(key).unwrap_or_default() {
             let Some(queued) = self.calls.get_mut(&call) else { continue };
             queued.awaited.retain(|awaited| awaited != key);
-            if queued.awaited.is_empty() {
-                granted.extend(self.calls.remove(&call));
+            match queued.awaited.is_empty() {
+                true => granted.extend(self.take_call(call)),
+                false => waiting.push(call),
             }
+        }
+        if !waiting.is_empty() {
+            self.by_key.insert(key.clone(), waiting);
         }
         granted
     }
 
-    /// An entry is gone: the calls that waited for it.
-    pub(crate) fn take_ended(&mut self, key: &SharedBytes) -> Vec<QueuedCall> {
-        let Some(calls) = self.by_key.get(key).cloned() else { return Vec::new() };
+    /// An entry is gone, granted or not: the calls that have it among their places.
+    pub(crate) fn take_ended(&mut self, entry: &LockEntry) -> Vec<QueuedCall> {
+        let Some(calls) = self.by_key.get(&entry.key) else { return Vec::new() };
+        let has_it = |call: &CallId| self.calls.get(call).is_some_and(|queued| queued.reply.token == entry.token);
+        let calls: Vec<CallId> = calls.iter().copied().filter(has_it).collect();
         calls.into_iter().filter_map(|call| self.take_call(call)).collect()
     }
 
     pub(crate) fn take_call(&mut self, call: CallId) -> Option<QueuedCall> {
         let queued = self.calls.remove(&call)?;
-        for key in &queued.awaited {
+        for key in keys_of(&queued.reply) {
             if let Some(calls) = self.by_key.get_mut(key) {
                 calls.retain(|other| *other != call);
                 if calls.is_empty() {

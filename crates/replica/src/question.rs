@@ -129,6 +129,7 @@ impl Replica {
         let ttl_ms = state.lease_ttl_ms(lease);
         if let Some(ttl_ms) = ttl_ms {
             self.give_time(lease, ttl_ms, ttl_ms);
+            self.deadlines.note_renewed(lease);
             if self.waits_for_clearing(lease, asker) {
                 return None;
             }
@@ -137,9 +138,21 @@ impl Replica {
     }
 
     fn lease_status(&self, lease: LeaseId) -> Option<LeaseStatus> {
-        let ttl_ms = self.machine.state().lease_ttl_ms(lease)?;
-        let deadline = self.deadlines.deadline(lease)?;
-        Some(LeaseStatus { lease, ttl_ms, remaining_ms: deadline.saturating_sub(self.running_ms()) })
+        let state = self.machine.state();
+        let ttl_ms = state.lease_ttl_ms(lease)?;
+        let remaining_ms = self.deadline_of(lease)?.saturating_sub(self.running_ms());
+        // Members of releases without levels do not know this state of a lease.
+        let renewed = state.level() < 1 || self.deadlines.is_renewed(lease);
+        Some(LeaseStatus { lease, ttl_ms, remaining_ms, renewed })
+    }
+
+    /// When a lease ends, as this leader knows it: also of one that it has not looked at yet.
+    pub(crate) fn deadline_of(&self, lease: LeaseId) -> Option<u64> {
+        let unread_deadline = || {
+            let since_ms = self.deadlines.unread()?.since_ms;
+            Some(since_ms + self.machine.state().lease_left_ms(lease)? + self.new_leader_margin_ms())
+        };
+        self.deadlines.deadline(lease).or_else(unread_deadline)
     }
 
     pub(crate) fn tell_asker(&mut self, asker: Asker, answer: LeaderAnswer) {

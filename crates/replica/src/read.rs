@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use raft::StateRole;
 use raft::eraftpb::{Message, MessageType};
-use tenure_machine::{LockEnd, LockReply, MemberId, Revision, SharedBytes};
+use tenure_machine::{LockEnd, LockReply, MemberId, Revision, SharedBytes, lock};
 
 use crate::propose::keys_of;
 use crate::question::{Asker, Question};
@@ -102,17 +102,19 @@ impl Replica {
         self.propose_clearing();
     }
 
-    /// None while the grant that the caller would be told of still stands.
+    /// Why the caller is not told of its grant: its lease or one of its places has ended. None if the grant stands.
     fn why_ended(&self, reply: &LockReply) -> Option<LockEnd> {
-        // Of several places one may have ended before the last was granted.
-        if reply.more_keys.is_empty() && !self.reads.is_doubtful(reply.token) {
-            return None;
-        }
         let state = self.machine.state();
-        let stands = |key: &SharedBytes| {
-            state.lock_grant(key, reply.token).is_some_and(|entry| state.lease_ttl_ms(entry.lease).is_some())
-        };
-        if keys_of(reply).all(stands) {
+        // A place outlives its lease if a put took the lease from its key, and then it may still be granted. So the
+        // lease is looked up for every grant, however long ago it ended.
+        let lease = lock::split_key(&reply.key).map(|(_, lease)| lease);
+        let is_alive = lease.is_some_and(|lease| state.lease_ttl_ms(lease).is_some());
+        #[cfg(feature = "planted")]
+        let is_alive = is_alive || tenure_machine::planted::is(tenure_machine::planted::Bug::TellTheDead);
+        // Of several places one may have ended before the last was granted.
+        let is_certain = reply.more_keys.is_empty() && !self.reads.is_doubtful(reply.token);
+        let stands = |key: &SharedBytes| state.lock_grant(key, reply.token).is_some();
+        if is_alive && (is_certain || keys_of(reply).all(stands)) {
             return None;
         }
         let ended = state.recent_holders().rev().find(|holder| holder.token == reply.token);
@@ -263,7 +265,7 @@ impl Reads {
         }
     }
 
-    /// Leases have ended, or the state is another.
+    /// The state is another one.
     pub(crate) fn doubt_all(&mut self) {
         self.doubts.are_all = true;
     }

@@ -18,6 +18,7 @@ impl Replica {
             if self.unsent_due_ms().is_some_and(|due_ms| due_ms <= self.running_ms()) {
                 self.send_unsent();
             }
+            self.seek_successor();
             self.send_forwards();
             self.send_questions();
             self.issue_reads();

@@ -30,6 +30,7 @@ use crate::question::{PeerAnswers, Question, Questions};
 use crate::read::{Confirmed, Reads};
 use crate::ready::raft_entry;
 use crate::role::{election_ticks, is_only_voter};
+use crate::roll_call::RollCall;
 use crate::status::Roles;
 use crate::transfer::Transfer;
 use crate::vouch::Vouches;
@@ -66,6 +67,8 @@ pub struct Replica {
     pub(crate) last_tick_ms: u64,
     /// All pauses of this process together, see [`crate::deadlines`].
     pub(crate) paused_ms: u64,
+    /// The last step came much later than it was asked for.
+    pub(crate) was_late: bool,
     pub(crate) role: (StateRole, u64),
     /// Who leads, as far as this member knows, and in which term.
     pub(crate) leader: (MemberId, u64),
@@ -80,6 +83,9 @@ pub struct Replica {
     pub(crate) compares: Comparison,
     pub(crate) roles: Roles,
     pub(crate) transfers: Vec<Transfer>,
+    /// Whether this leader is looking for a successor.
+    pub(crate) seeks_successor: bool,
+    pub(crate) roll_call: Option<RollCall>,
     pub(crate) unsent: Vec<Unsent>,
     pub(crate) proposals: Proposals,
     pub(crate) forwards: Forwards,
@@ -112,7 +118,8 @@ pub struct Replica {
     pub(crate) is_commit_unsaved: bool,
     /// What the leader was told last of this member's log, and when.
     pub(crate) acknowledged: Option<(Acknowledged, u64)>,
-    /// Places in queues that other members ask for and that can wait a little, in the term in which they came.
+    /// Commands of other members that can wait a little, in the term in which they came: places in queues, and changes
+    /// of members that wait for a roll call.
     pub(crate) held_joins: Vec<HeldJoin>,
     pub(crate) timeouts_due_ms: u64,
     /// Compaction has left something to free.
@@ -136,7 +143,10 @@ pub struct Replica {
     /// Leases whose grant this leader has proposed and not yet applied.
     pub(crate) granting: BTreeSet<LeaseId>,
     pub(crate) alarm_asked: bool,
+    /// Whether the data was beyond the quota while the alarm was raised.
+    pub(crate) was_full: bool,
     pub(crate) compact_asked: bool,
+    pub(crate) ending_asked: bool,
     /// Of the command that is being proposed.
     pub(crate) encoded: Vec<u8>,
     /// What raft was given of them, and room for more.
@@ -197,6 +207,7 @@ impl Replica {
             wake_ms: now.monotonic_ms,
             last_tick_ms: now.monotonic_ms,
             paused_ms: 0,
+            was_late: false,
             role,
             leader: (raft::INVALID_ID, 0),
             leading: false,
@@ -207,6 +218,8 @@ impl Replica {
             compares: Comparison::default(),
             roles: Roles::of(&configuration),
             transfers: Vec::new(),
+            seeks_successor: false,
+            roll_call: None,
             unsent: Vec::new(),
             proposals: Proposals::default(),
             forwards: Forwards::default(),
@@ -247,7 +260,9 @@ impl Replica {
             history_samples: Default::default(),
             granting: BTreeSet::new(),
             alarm_asked: false,
+            was_full: false,
             compact_asked: false,
+            ending_asked: false,
             encoded: Vec::new(),
             proposed: BytesMut::with_capacity(PROPOSED_BYTES),
             gathered: Gathered::default(),
@@ -304,13 +319,13 @@ impl Replica {
         self.now = Now { monotonic_ms: now.monotonic_ms.max(before), wall_ms: now.wall_ms };
         let now_ms = self.now.monotonic_ms;
         let late_ms = now_ms.saturating_sub(self.wake_ms.max(before));
-        if late_ms >= self.config.election_min_ms / 2 {
-            // Rule 14: clients could not reach a leader that did not run. It may have stopped right after its
-            // last step, so all of the time since then is given back, not only what it overslept.
-            self.paused_ms += now_ms - before;
-            self.last_tick_ms = now_ms.saturating_sub(self.config.tick_ms);
+        let is_late = late_ms >= self.config.election_min_ms / 2;
+        if is_late {
+            let given_back_ms = self.give_back(now_ms - before, late_ms);
+            self.last_tick_ms = (self.last_tick_ms + given_back_ms).min(now_ms.saturating_sub(self.config.tick_ms));
             self.doubt_what_came_before();
         }
+        self.was_late = is_late;
         let ticked = now_ms - self.last_tick_ms >= self.config.tick_ms;
         while now_ms - self.last_tick_ms >= self.config.tick_ms {
             self.last_tick_ms += self.config.tick_ms;
@@ -329,10 +344,33 @@ impl Replica {
             self.is_trimming = self.machine.trim(TRIM_EVENTS);
         }
         if self.leading {
+            self.read_leases();
             self.expire_due();
             self.checkpoint_due();
             self.compact_history();
+            self.clear_no_space();
+            self.go_on_ending_leases();
         }
+    }
+
+    /// How much of the time since the last step does not count, because this member was paused.
+    ///
+    /// Clients could not reach a leader that did not run. It may have stopped right after its last step, so all of that
+    /// time is given back, not only what it overslept. But a member whose every step is late is slow and not paused: it
+    /// takes its inputs in every step, so clients do reach it. If it gave back all of its gaps, its clock would stand
+    /// still, no lease would end and no call would time out. Therefore a gap behind a step that was late itself counts
+    /// up to the lateness that every step is allowed, so that the clock goes on. It counts no further, so that one long
+    /// gap among short ones does not end the leases of clients that could not renew them.
+    fn give_back(&mut self, gap_ms: u64, late_ms: u64) -> u64 {
+        let is_slow = self.was_late;
+        #[cfg(feature = "planted")]
+        let is_slow = is_slow && !tenure_machine::planted::is(tenure_machine::planted::Bug::StopLeaseClock);
+        let given_back_ms = match is_slow {
+            true => late_ms - self.config.election_min_ms / 2,
+            false => gap_ms,
+        };
+        self.paused_ms += given_back_ms;
+        given_back_ms
     }
 
     /// Looks at everything that waits, so once in a tick is often enough.
@@ -437,6 +475,7 @@ impl Replica {
             }
             Input::Message { from, message } => self.take_message(from, &message),
             Input::RefusedAsRemoved { by } => self.take_refusal_as_removed(by),
+            Input::PeerLost { member } => drop(self.heard_ms.remove(&member)),
             Input::Persisted { number } => self.persisted(number),
             Input::SnapshotSaved { index, bytes } => self.snapshot_saved(index, bytes),
             Input::SnapshotFailed { index } => self.snapshot_failed(index),
@@ -451,6 +490,7 @@ impl Replica {
 
     pub(crate) fn take_message(&mut self, from: MemberId, message: &Bytes) {
         self.heard_ms.insert(from, self.running_ms());
+        self.note_present(from);
         match message::decode(message) {
             Some(PeerMessage::Raft(message)) => self.take_raft_message(from, *message),
             Some(PeerMessage::Hello { term, boot }) => self.take_hello(from, term, boot),
@@ -494,6 +534,7 @@ impl Replica {
         self.send_answers();
         self.send_vouches();
         self.hub.flush(&self.machine, self.node.raft.term, &mut self.outputs);
+        self.lock_hub.close_some();
         self.ask_for_snapshot();
         self.wake_ms = self.next_wake_ms();
     }
@@ -508,11 +549,16 @@ impl Replica {
         {
             wake = wake.min(deadline + self.paused_ms);
         }
-        if let Some(due_ms) = self.unsent_due_ms().filter(|_| self.can_send()) {
+        // What waits for a roll call is unsent, too, and looked at in every step.
+        if let Some(due_ms) = self.unsent_due_ms().filter(|_| self.can_send() && self.roll_call.is_none()) {
             wake = wake.min(due_ms + self.paused_ms);
         }
-        if !self.reads.is_idle() || self.is_trimming {
+        if !self.reads.is_idle() || self.is_trimming || self.roll_call.is_some() {
             wake = wake.min(now_ms + self.config.tick_ms);
+        }
+        // The rest of a long piece of work, as soon as what came in meanwhile is taken.
+        if self.deadlines.unread().is_some() || self.hub.has_more() || self.lock_hub.has_more() {
+            wake = now_ms + 1;
         }
         wake.max(now_ms + 1)
     }

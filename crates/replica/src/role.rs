@@ -20,7 +20,8 @@ impl Replica {
         is_only_voter(self.config.member, self.node.store().configuration())
     }
 
-    /// Whether something was heard of another member lately.
+    /// Whether another member was heard of lately and its connection is not known to be lost. It may be dead all the
+    /// same: what depends on it calls the roll.
     pub(crate) fn is_active(&self, member: MemberId) -> bool {
         let heard_ms = self.heard_ms.get(&member);
         heard_ms.is_some_and(|heard_ms| self.running_ms() - heard_ms <= 2 * self.config.election_max_ms)
@@ -76,12 +77,13 @@ impl Replica {
         let (low, high) = election_ticks(&self.config);
         let ticks = low + (self.random.next_u64() % (high - low) as u64) as usize;
         self.node.raft.set_randomized_election_timeout(ticks);
-        (self.alarm_asked, self.compact_asked) = (false, false);
+        (self.alarm_asked, self.compact_asked, self.ending_asked) = (false, false, false);
         self.granting.clear();
         self.levels = Levels::default();
         self.compares.begin_again();
         self.greeted = Greeted::default();
         self.delivered.clear();
+        (self.seeks_successor, self.roll_call) = (false, None);
         if self.leading {
             self.leading = false;
             self.history_samples.clear();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use raft::eraftpb::ConfState;
 use tenure_machine::level::Level;
-use tenure_machine::{MemberId, Revision};
+use tenure_machine::{Alarm, MemberId, Revision};
 
 use crate::Replica;
 
@@ -37,6 +37,8 @@ pub struct Status {
     pub watches: u64,
     pub waiting_locks: u64,
     pub snapshot_index: u64,
+    /// Alarms that are raised; mostly none.
+    pub alarms: Vec<Alarm>,
     /// Those whose majority decides; in a joint configuration those who will.
     pub voters: Arc<[MemberId]>,
     pub learners: Arc<[MemberId]>,
@@ -99,6 +101,7 @@ impl Replica {
             watches: self.hub.watches(),
             waiting_locks: self.queued.len() as u64,
             snapshot_index: self.node.store().saved().index,
+            alarms: state.alarms(),
             voters,
             learners,
             peers: self.peers(),

@@ -5,22 +5,38 @@
 //! buffered for a watch that is not synced: a revision is all that is kept of it, and the view it
 //! reads from is shared with everybody. So a slow reader costs the same as an idle one.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Bound;
+use std::collections::{BTreeMap, BTreeSet, VecDeque, btree_map};
 
 use bytes::Bytes;
 use tenure_machine::{Commit, Keys, Machine, Revision};
 
+use crate::spans::Spans;
 use crate::{Notice, Output, StreamId, WatchId, WatchRequest};
 
-type Place = (StreamId, WatchId);
+pub(crate) type Place = (StreamId, WatchId);
+
+/// Watches that one step feeds, about. A commit that concerns more is given to the rest in the steps that follow.
+const FED_AT_ONCE: usize = 8192;
+/// What may be left to the steps that follow. Where more commits come than can be fed so, steps take longer instead.
+const MOST_UNFED: usize = 1 << 20;
+/// Watches of closed streams that one step takes out of the index.
+pub(crate) const CLOSED_AT_ONCE: usize = 4096;
 
 pub(crate) struct Hub {
     streams: BTreeMap<StreamId, Stream>,
     synced: Index,
     /// What this step has fed so far; one notice for each watch when the step ends.
     fed: BTreeMap<Place, Feed>,
+    /// Commits that have not been fed yet to these watches, oldest first.
+    unfed: VecDeque<(Commit, std::vec::IntoIter<Place>)>,
+    /// How many watches that are, each counted once for every commit.
+    unfed_count: usize,
+    /// How many watches this step may still feed.
+    budget: usize,
     progress_wanted: BTreeSet<StreamId>,
+    /// What is left of closed streams. Their watches are told nothing any more, but stand in the index: a stream may
+    /// have so many that to take them out is the work of several steps.
+    closing: VecDeque<(StreamId, btree_map::IntoIter<WatchId, Watch>)>,
     buffer_bytes: usize,
     watches: u64,
 }
@@ -60,7 +76,11 @@ impl Hub {
             streams: BTreeMap::new(),
             synced: Index::default(),
             fed: BTreeMap::new(),
+            unfed: VecDeque::new(),
+            unfed_count: 0,
+            budget: FED_AT_ONCE,
             progress_wanted: BTreeSet::new(),
+            closing: VecDeque::new(),
             buffer_bytes,
             watches: 0,
         }
@@ -86,6 +106,8 @@ impl Hub {
             WatchRequest::Create { watch, keys, start } => {
                 let revision = machine.state().revision();
                 let next = start.unwrap_or(revision + 1);
+                self.finish_closing(stream);
+                self.feed_all();
                 // What this step has fed belongs before a watch that is created after it.
                 self.flush_stream(stream, machine, term, outputs);
                 self.remove((stream, watch));
@@ -119,13 +141,40 @@ impl Hub {
             WatchRequest::Close => {
                 let Some(closed) = self.streams.remove(&stream) else { return };
                 self.progress_wanted.remove(&stream);
-                for (watch, Watch { keys, state, .. }) in closed.watches {
-                    self.watches -= 1;
-                    self.fed.remove(&(stream, watch));
-                    if state == State::Synced {
-                        self.synced.remove(&keys, (stream, watch));
-                    }
+                self.watches -= closed.watches.len() as u64;
+                self.take_fed(stream);
+                self.closing.push_back((stream, closed.watches.into_iter()));
+            }
+        }
+    }
+
+    /// Whether the next step has something to do even if nothing comes in.
+    pub(crate) fn has_more(&self) -> bool {
+        !self.closing.is_empty() || !self.unfed.is_empty()
+    }
+
+    fn close_some(&mut self) {
+        let mut budget = CLOSED_AT_ONCE;
+        while let Some((stream, mut watches)) = self.closing.pop_front() {
+            for (watch, Watch { keys, state, .. }) in watches.by_ref().take(budget) {
+                budget -= 1;
+                if state == State::Synced {
+                    self.synced.remove(&keys, (stream, watch));
                 }
+            }
+            if watches.len() > 0 {
+                return self.closing.push_front((stream, watches));
+            }
+        }
+    }
+
+    /// A stream of this number begins anew: its old watches must not be taken for new ones.
+    fn finish_closing(&mut self, stream: StreamId) {
+        while let Some(position) = self.closing.iter().position(|(closing, _)| *closing == stream)
+            && let Some((_, watches)) = self.closing.remove(position)
+        {
+            for (watch, Watch { keys, .. }) in watches {
+                self.synced.remove(&keys, (stream, watch));
             }
         }
     }
@@ -143,34 +192,71 @@ impl Hub {
             places.sort_unstable();
             places.dedup();
         }
-        let bytes = commit_bytes(commit);
-        for place in places {
-            let Some(stream) = self.streams.get_mut(&place.0) else { continue };
-            let Some(watch) = stream.watches.get_mut(&place.1) else { continue };
-            if commit.revision < watch.next {
-                continue;
-            }
-            if stream.charged > self.buffer_bytes {
-                watch.next = commit.revision;
-                watch.state = State::Held;
-                stream.held.insert(place.1);
-                self.synced.remove(&watch.keys, place);
-                continue;
-            }
-            stream.charged += bytes;
-            watch.next = commit.revision + 1;
-            let feed = self.fed.entry(place).or_default();
-            feed.commits.push(commit.clone());
-            feed.bytes += bytes;
+        if places.is_empty() {
+            return;
         }
+        self.unfed_count += places.len();
+        self.unfed.push_back((commit.clone(), places.into_iter()));
+        self.feed_some();
+        while self.unfed_count > MOST_UNFED {
+            self.budget = FED_AT_ONCE;
+            self.feed_some();
+        }
+    }
+
+    /// Feeds as many watches as this step may.
+    fn feed_some(&mut self) {
+        while self.budget > 0
+            && let Some((commit, mut places)) = self.unfed.pop_front()
+        {
+            let bytes = commit_bytes(&commit);
+            for place in places.by_ref().take(self.budget) {
+                self.budget -= 1;
+                self.unfed_count -= 1;
+                self.feed_one(&commit, bytes, place);
+            }
+            if places.len() > 0 {
+                self.unfed.push_front((commit, places));
+            }
+        }
+    }
+
+    fn feed_all(&mut self) {
+        while !self.unfed.is_empty() {
+            self.budget = FED_AT_ONCE;
+            self.feed_some();
+        }
+    }
+
+    fn feed_one(&mut self, commit: &Commit, bytes: usize, place: Place) {
+        let Some(stream) = self.streams.get_mut(&place.0) else { return };
+        let Some(watch) = stream.watches.get_mut(&place.1) else { return };
+        // It may have fallen behind, or have been made anew, since it was found.
+        if commit.revision < watch.next || watch.state != State::Synced {
+            return;
+        }
+        if stream.charged > self.buffer_bytes {
+            watch.next = commit.revision;
+            watch.state = State::Held;
+            stream.held.insert(place.1);
+            self.synced.remove(&watch.keys, place);
+            return;
+        }
+        stream.charged += bytes;
+        watch.next = commit.revision + 1;
+        let feed = self.fed.entry(place).or_default();
+        feed.commits.push(commit.clone());
+        feed.bytes += bytes;
     }
 
     /// The state has jumped from revision `before` to a later one: those who were fed read on from history.
     pub(crate) fn jump(&mut self, before: Revision, machine: &Machine, term: u64, outputs: &mut Vec<Output>) {
+        self.feed_all();
         for ((stream, watch), feed) in std::mem::take(&mut self.fed) {
             outputs.push(commits_notice(stream, watch, feed, before, term));
         }
         self.synced = Index::default();
+        self.closing.clear();
         let mut places = Vec::new();
         for (stream, Stream { watches, .. }) in &mut self.streams {
             for (watch, found) in watches.iter_mut().filter(|(_, found)| found.state == State::Synced) {
@@ -184,12 +270,24 @@ impl Hub {
         }
     }
 
-    /// Ends a step: gives out what was fed, then answers those who asked how far they are.
-    pub(crate) fn flush(&mut self, machine: &Machine, term: u64, outputs: &mut Vec<Output>) {
+    /// Gives out what was fed so far. The rest of a step may tell the same watches something that comes after it.
+    pub(crate) fn flush_fed(&mut self, machine: &Machine, term: u64, outputs: &mut Vec<Output>) {
         let revision = machine.state().revision();
         for ((stream, watch), feed) in std::mem::take(&mut self.fed) {
             outputs.push(commits_notice(stream, watch, feed, revision, term));
         }
+    }
+
+    /// Ends a step: gives out what was fed, then answers those who asked how far they are.
+    pub(crate) fn flush(&mut self, machine: &Machine, term: u64, outputs: &mut Vec<Output>) {
+        self.feed_some();
+        self.flush_fed(machine, term, outputs);
+        self.budget = FED_AT_ONCE;
+        self.close_some();
+        if !self.unfed.is_empty() {
+            return;
+        }
+        let revision = machine.state().revision();
         let streams = &self.streams;
         self.progress_wanted.retain(|stream| {
             let all_synced = match streams.get(stream) {
@@ -205,13 +303,18 @@ impl Hub {
 
     fn flush_stream(&mut self, stream: StreamId, machine: &Machine, term: u64, outputs: &mut Vec<Output>) {
         let revision = machine.state().revision();
-        let places: Vec<Place> =
-            self.fed.range((stream, 0)..=(stream, WatchId::MAX)).map(|(place, _)| *place).collect();
-        for place in places {
-            if let Some(feed) = self.fed.remove(&place) {
-                outputs.push(commits_notice(place.0, place.1, feed, revision, term));
-            }
+        for ((stream, watch), feed) in self.take_fed(stream) {
+            outputs.push(commits_notice(stream, watch, feed, revision, term));
         }
+    }
+
+    /// What this step has fed to one stream.
+    fn take_fed(&mut self, stream: StreamId) -> BTreeMap<Place, Feed> {
+        let mut taken = self.fed.split_off(&(stream, WatchId::MIN));
+        if let Some(next) = stream.checked_add(1) {
+            self.fed.append(&mut taken.split_off(&(next, WatchId::MIN)));
+        }
+        taken
     }
 
     /// Lets a held watch go on: fed if it has seen everything, reading from a view otherwise.
@@ -270,49 +373,27 @@ fn commit_bytes(commit: &Commit) -> usize {
     commit.events.iter().map(|event| event.kv.key.len() + event.kv.value.len() + 64).sum()
 }
 
-/// Which synced watches a key concerns: one map for single keys, one for spans.
+/// Which watches a key concerns: one map for single keys, one tree for spans.
 #[derive(Default)]
-struct Index {
+pub(crate) struct Index {
     ones: BTreeMap<Bytes, BTreeSet<Place>>,
-    /// Every span that is watched, with its watchers.
-    spans: BTreeMap<Span, BTreeSet<Place>>,
-    /// The key space cut at every bound of a span; each piece, named by its first key, knows the
-    /// spans that cover it. A key lies in exactly one piece.
-    pieces: BTreeMap<Bytes, BTreeSet<Span>>,
+    spans: Spans<Place>,
 }
 
-/// From, up to and without; None = no end.
-type Span = (Bytes, Option<Bytes>);
-
 impl Index {
-    fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.ones.is_empty() && self.spans.is_empty()
     }
 
-    fn insert(&mut self, keys: &Keys, place: Place) {
-        let span = match keys {
-            Keys::One(key) => {
-                self.ones.entry(key.clone()).or_default().insert(place);
-                return;
-            }
-            Keys::Span { from, to } => (from.clone(), to.clone()),
-        };
-        let watchers = self.spans.entry(span.clone()).or_default();
-        watchers.insert(place);
-        if watchers.len() > 1 || is_empty_span(&span) {
-            return;
-        }
-        self.cut(&span.0);
-        if let Some(to) = &span.1 {
-            self.cut(to);
-        }
-        for (_, covering) in self.pieces.range_mut(bounds(&span)) {
-            covering.insert(span.clone());
+    pub(crate) fn insert(&mut self, keys: &Keys, place: Place) {
+        match keys {
+            Keys::One(key) => drop(self.ones.entry(key.clone()).or_default().insert(place)),
+            Keys::Span { from, to } => self.spans.insert((from.clone(), to.clone()), place),
         }
     }
 
-    fn remove(&mut self, keys: &Keys, place: Place) {
-        let span = match keys {
+    pub(crate) fn remove(&mut self, keys: &Keys, place: Place) {
+        match keys {
             Keys::One(key) => {
                 if let Some(watchers) = self.ones.get_mut(key) {
                     watchers.remove(&place);
@@ -320,75 +401,25 @@ impl Index {
                         self.ones.remove(key);
                     }
                 }
-                return;
             }
-            Keys::Span { from, to } => (from.clone(), to.clone()),
-        };
-        let Some(watchers) = self.spans.get_mut(&span) else { return };
-        watchers.remove(&place);
-        if !watchers.is_empty() {
-            return;
-        }
-        self.spans.remove(&span);
-        if is_empty_span(&span) {
-            return;
-        }
-        for (_, covering) in self.pieces.range_mut(bounds(&span)) {
-            covering.remove(&span);
-        }
-        self.join(&span.0);
-        if let Some(to) = &span.1 {
-            self.join(to);
+            Keys::Span { from, to } => self.spans.remove(&(from.clone(), to.clone()), place),
         }
     }
 
-    fn find(&self, key: &[u8], places: &mut Vec<Place>) {
+    pub(crate) fn find(&self, key: &[u8], places: &mut Vec<Place>) {
         if let Some(watchers) = self.ones.get(key) {
             places.extend(watchers);
         }
-        if self.pieces.is_empty() {
-            return;
-        }
-        let upto = (Bound::Unbounded, Bound::Included(key));
-        if let Some((_, covering)) = self.pieces.range::<[u8], _>(upto).next_back() {
-            for span in covering {
-                places.extend(self.spans.get(span).into_iter().flatten());
-            }
-        }
+        self.spans.find(key, places);
     }
-
-    /// Makes `at` the beginning of a piece.
-    fn cut(&mut self, at: &Bytes) {
-        if !self.pieces.contains_key(at) {
-            let before = self.pieces.range::<Bytes, _>(..at).next_back();
-            let covering = before.map(|(_, covering)| covering.clone()).unwrap_or_default();
-            self.pieces.insert(at.clone(), covering);
-        }
-    }
-
-    /// Takes back a cut that no span needs any more.
-    fn join(&mut self, at: &Bytes) {
-        let Some(covering) = self.pieces.get(at) else { return };
-        let needless = match self.pieces.range::<Bytes, _>(..at).next_back() {
-            Some((_, before)) => before == covering,
-            None => covering.is_empty(),
-        };
-        if needless {
-            self.pieces.remove(at);
-        }
-    }
-}
-
-fn is_empty_span(span: &Span) -> bool {
-    span.1.as_ref().is_some_and(|to| *to <= span.0)
-}
-
-fn bounds(span: &Span) -> (Bound<Bytes>, Bound<Bytes>) {
-    (Bound::Included(span.0.clone()), span.1.clone().map_or(Bound::Unbounded, Bound::Excluded))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use tenure_machine::{Event, KeyValue};
+
     use super::*;
 
     fn span(from: &'static str, to: Option<&'static str>) -> Keys {
@@ -401,6 +432,89 @@ mod tests {
         let mut watches: Vec<WatchId> = places.into_iter().map(|(_, watch)| watch).collect();
         watches.sort_unstable();
         watches
+    }
+
+    fn create(hub: &mut Hub, machine: &Machine, stream: StreamId, watch: WatchId) {
+        let request = WatchRequest::Create { watch, keys: span("a", None), start: None };
+        hub.take(stream, request, machine, 1, &mut Vec::new());
+    }
+
+    fn commit(revision: Revision) -> Commit {
+        let (create_revision, mod_revision) = (revision, revision);
+        let (key, value) = (Arc::from(&b"b"[..]), Box::default());
+        let kv = Arc::new(KeyValue { key, value, create_revision, mod_revision, version: 1, lease: 0 });
+        Commit { revision, events: [Event { kv, prev: None }].into() }
+    }
+
+    /// The watches that are told of a commit.
+    fn fed(hub: &mut Hub, machine: &Machine, revision: Revision) -> Vec<Place> {
+        hub.feed(&commit(revision));
+        let places = hub.fed.keys().copied().collect();
+        hub.flush(machine, 1, &mut Vec::new());
+        places
+    }
+
+    #[test]
+    fn a_stream_with_many_watches_is_closed_in_parts() {
+        let (mut hub, machine) = (Hub::new(1 << 20), Machine::new());
+        let many = CLOSED_AT_ONCE as u64 + 10;
+        (0..many).for_each(|watch| create(&mut hub, &machine, 1, watch));
+        create(&mut hub, &machine, 2, 7);
+        hub.take(1, WatchRequest::Close, &machine, 1, &mut Vec::new());
+        assert_eq!((hub.watches(), hub.has_more()), (1, true));
+        assert_eq!(found(&hub.synced, "b").len() as u64, many + 1, "not all at once");
+        assert_eq!(fed(&mut hub, &machine, 2), [(2, 7)], "but they are told nothing");
+        assert_eq!((found(&hub.synced, "b").len(), hub.has_more()), (11, true));
+        hub.flush(&machine, 1, &mut Vec::new());
+        assert_eq!((found(&hub.synced, "b"), hub.has_more()), (vec![7], false));
+    }
+
+    #[test]
+    fn a_commit_that_concerns_many_watches_is_fed_in_parts() {
+        let (mut hub, machine) = (Hub::new(1 << 30), Machine::new());
+        let many = FED_AT_ONCE as u64 + 10;
+        (0..many).for_each(|watch| create(&mut hub, &machine, 1, watch));
+        hub.take(1, WatchRequest::Progress, &machine, 1, &mut Vec::new());
+        for revision in [2, 3] {
+            hub.feed(&commit(revision));
+        }
+        let mut told: BTreeMap<WatchId, Vec<Revision>> = BTreeMap::new();
+        let mut rounds = 0;
+        while rounds == 0 || hub.has_more() {
+            rounds += 1;
+            let mut outputs = Vec::new();
+            hub.flush(&machine, 1, &mut outputs);
+            assert!(outputs.len() <= FED_AT_ONCE);
+            for output in outputs {
+                match output {
+                    Output::Notice { notice: Notice::Commits { watch, commits, .. }, .. } => {
+                        told.entry(watch).or_default().extend(commits.iter().map(|commit| commit.revision));
+                    }
+                    Output::Notice { notice: Notice::Progress { .. }, .. } => {
+                        assert!(!hub.has_more(), "not before all are told");
+                        told.entry(WatchId::MAX).or_default().push(0);
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        assert_eq!(rounds, 3);
+        assert_eq!(told.remove(&WatchId::MAX), Some(vec![0]));
+        assert_eq!(told.len() as u64, many);
+        assert!(told.values().all(|revisions| revisions == &[2, 3]));
+    }
+
+    /// The old watches of a stream must not be taken for new ones of the same number.
+    #[test]
+    fn a_stream_that_is_opened_again_while_it_is_closed() {
+        let (mut hub, machine) = (Hub::new(1 << 20), Machine::new());
+        (0..2 * CLOSED_AT_ONCE as u64).for_each(|watch| create(&mut hub, &machine, 1, watch));
+        hub.take(1, WatchRequest::Close, &machine, 1, &mut Vec::new());
+        create(&mut hub, &machine, 1, 5);
+        assert_eq!((found(&hub.synced, "b"), hub.watches()), (vec![5], 1));
+        for revision in 2..5 {
+            assert_eq!(fed(&mut hub, &machine, revision), [(1, 5)]);
+        }
     }
 
     #[test]
@@ -429,7 +543,6 @@ mod tests {
             index.remove(keys, (1, watch as u64));
         }
         assert!(index.is_empty());
-        assert!(index.pieces.is_empty(), "{:?}", index.pieces);
     }
 
     /// The index against asking every span in turn.

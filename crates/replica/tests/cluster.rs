@@ -10,12 +10,13 @@
 mod harness;
 mod members;
 
+use bytes::Bytes;
 use harness::{Disk, config};
 use members::{Asked, Cluster, Counts, MEMBERS, raft_bytes};
 use raft::eraftpb::{Message, MessageType};
 use rand_chacha::rand_core::RngCore;
 use tenure_machine::*;
-use tenure_replica::{Boot, CallId, Config, HardState, Input, Now, Output, Persist, Replica};
+use tenure_replica::{Boot, CallId, Config, Failure, HardState, Input, Now, Output, Persist, Replica};
 
 fn small_config() -> Config {
     Config { election_min_ms: 100, election_max_ms: 200, heartbeat_ms: 20, call_timeout_ms: 1000, ..config(1) }
@@ -54,6 +55,66 @@ fn a_read_needs_a_quorum_and_a_renewal_too() {
     cluster.run(1500);
     assert!(cluster.asked.is_empty(), "{:?}", cluster.asked);
     assert_eq!(cluster.counts.kept_alive, 0);
+}
+
+/// An entry that a later leader has overwritten in this member's log may still be committed, from another's. Here the
+/// leader `first` appends six commands that reach `keeper` alone. Then it loses them to `second`, leads again, and
+/// appends at the same indexes. Then `keeper` leads and commits the six.
+#[test]
+fn what_was_overwritten_may_be_found_again() {
+    let voters = [1, 2, 3, 4, 5];
+    let mut cluster = Cluster::of(21, Config { call_timeout_ms: 10_000, ..small_config() }, &voters, &[]);
+    let first = cluster.wait_for_leader();
+    for lease in [7, 8] {
+        let grant = LeaseGrant { lease, ttl_ms: 60_000, client: Bytes::new() };
+        cluster.propose(first, Asked::Other, Command::LeaseGrant(grant));
+    }
+    cluster.run(100);
+    let others: Vec<MemberId> = voters.into_iter().filter(|member| *member != first).collect();
+    let keeper = others[0];
+    // Only these reach each other.
+    let connect = |cluster: &mut Cluster, together: &[MemberId]| {
+        cluster.cut.clear();
+        let apart = |pair: &(MemberId, MemberId)| !together.contains(&pair.0) || !together.contains(&pair.1);
+        let pairs = voters.into_iter().flat_map(|from| voters.map(|to| (from, to)));
+        cluster.cut.extend(pairs.filter(apart));
+    };
+    connect(&mut cluster, &[first, keeper]);
+    let marks: Vec<CallId> = (0..4).map(|_| cluster.mark(first)).collect();
+    let (lock, cancelled) = (cluster.lock(first, 7), cluster.lock(first, 8));
+    cluster.run(20);
+    assert_eq!(cluster.status(keeper).last_index, cluster.status(first).last_index);
+    cluster.cancel(first, cancelled);
+    connect(&mut cluster, &others[1..]);
+    let led_by = |cluster: &Cluster, who: &[MemberId]| {
+        who.iter().copied().find(|member| cluster.status(*member).leader == *member)
+    };
+    cluster.run_until("another leads", |cluster| led_by(cluster, &others[1..]).is_some());
+    let second = led_by(&cluster, &others[1..]).expect("just seen");
+    connect(&mut cluster, &[first, second]);
+    let last_index = cluster.status(second).last_index;
+    cluster.run_until("the entries are overwritten", |cluster| cluster.status(first).last_index == last_index);
+    cluster.run(20);
+    let rest: Vec<MemberId> = others[1..].iter().copied().filter(|member| *member != second).collect();
+    connect(&mut cluster, &[first, rest[0], rest[1]]);
+    cluster.run_until("it leads again", |cluster| cluster.status(first).leader == first);
+    cluster.cut.clear();
+    cluster.isolate(first);
+    let later = cluster.mark(first);
+    cluster.run(20);
+    connect(&mut cluster, &[keeper, rest[0], rest[1]]);
+    cluster.run_until("the keeper leads", |cluster| cluster.status(keeper).leader == keeper);
+    cluster.run(50);
+    cluster.heal();
+    cluster.run(1000);
+    cluster.check_marks(first);
+    for mark in marks {
+        assert_eq!(cluster.outcomes.get(&mark), Some(&None), "call {mark} is done after all");
+    }
+    assert_eq!(cluster.outcomes.get(&later), Some(&Some(Failure::LeaderChanged)));
+    assert_eq!((cluster.outcomes.get(&lock), cluster.counts.grants), (Some(&None), 1));
+    let state = cluster.hosts[&first].replica.machine().state();
+    assert_eq!(state.lock_queue(b"job").count(), 1, "the place that nobody waits for is left");
 }
 
 /// Every read makes a heartbeat, and every answer to one makes raft send all that the member may lack.

@@ -108,7 +108,7 @@ fn a_place_held_back_for_a_member_that_was_removed_is_not_taken_twice() {
     for member in MEMBERS {
         cluster.host(member).disk_pace_ms = 15;
     }
-    cluster.change(leader, MemberChange::Remove { id: follower, force: false });
+    cluster.change(leader, MemberChange::Remove { id: follower, force: true });
     cluster.run(2);
     assert_eq!(cluster.status(leader).last_index, before + 2, "the place and the removal are under way");
     assert!(cluster.status(leader).applied_index <= before, "and have no effect yet");

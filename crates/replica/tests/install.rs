@@ -204,12 +204,64 @@ fn what_was_forwarded_is_looked_up() {
     catch_up(&mut cluster, follower);
     cluster.run(200);
     assert_eq!(cluster.counts.snapshots, 1);
-    assert_eq!(cluster.outcomes.get(&put), Some(&Some(Failure::LeaderChanged)), "its reply is lost");
+    assert_eq!(cluster.outcomes.get(&put), Some(&Some(Failure::OutcomeUnknown)), "its reply is lost");
     assert_eq!((cluster.outcomes.get(&lock), cluster.counts.grants), (Some(&None), 1));
     assert!(cluster.outcomes.contains_key(&later), "one way or the other");
     let leader = cluster.wait_for_leader();
     assert_eq!(cluster.hosts[&leader].replica.machine().state().lock_queue(b"job").count(), 1, "the other was left");
     cluster.check_marks(leader);
+}
+
+/// A leader proposes two places and is cut off before it hears that they are committed. One of the calls is given up
+/// meanwhile. The leader comes back by a snapshot: it leaves the place of that call and tells the other of its grant.
+#[test]
+fn own_places_are_looked_up() {
+    let (mut cluster, old, _) = cluster(11);
+    for lease in [7, 8] {
+        let grant = LeaseGrant { lease, ttl_ms: 60_000, client: Bytes::new() };
+        cluster.propose(old, Asked::Other, Command::LeaseGrant(grant));
+    }
+    cluster.run(50);
+    // Its messages reach the others, but nothing reaches it.
+    for other in MEMBERS.into_iter().filter(|other| *other != old) {
+        cluster.cut.push((other, old));
+    }
+    let lock = cluster.lock(old, 7);
+    let cancelled = cluster.lock(old, 8);
+    cluster.run(20);
+    cluster.cancel(old, cancelled);
+    leave_behind(&mut cluster, old);
+    let leader = cluster.wait_for_leader();
+    assert_ne!(leader, old);
+    let places = |cluster: &Cluster| cluster.hosts[&leader].replica.machine().state().lock_queue(b"job").count();
+    assert_eq!(places(&cluster), 2, "both were committed");
+    catch_up(&mut cluster, old);
+    cluster.run(200);
+    assert_eq!(cluster.counts.snapshots, 1);
+    assert_eq!((cluster.outcomes.get(&lock), cluster.counts.grants), (Some(&None), 1));
+    assert_eq!(places(&cluster), 1, "the place that nobody waits for is left");
+}
+
+/// A place that is given up by a timeout, not by its caller.
+#[test]
+fn own_places_that_timed_out_are_left() {
+    let (mut cluster, old, _) = cluster(12);
+    let grant = LeaseGrant { lease: 7, ttl_ms: 60_000, client: Bytes::new() };
+    cluster.propose(old, Asked::Other, Command::LeaseGrant(grant));
+    cluster.run(50);
+    for other in MEMBERS.into_iter().filter(|other| *other != old) {
+        cluster.cut.push((other, old));
+    }
+    let lock = cluster.lock(old, 7);
+    cluster.run(20);
+    leave_behind(&mut cluster, old);
+    cluster.run_until("it times out", |cluster| cluster.outcomes.contains_key(&lock));
+    assert_eq!(cluster.outcomes[&lock], Some(Failure::TimedOut));
+    catch_up(&mut cluster, old);
+    cluster.run(200);
+    assert_eq!(cluster.counts.snapshots, 1);
+    let leader = cluster.wait_for_leader();
+    assert_eq!(cluster.hosts[&leader].replica.machine().state().lock_queue(b"job").count(), 0);
 }
 
 /// A deposed leader's proposals that the snapshot skips: nobody knows what became of them.
@@ -222,7 +274,7 @@ fn proposals_that_were_skipped_are_told_so() {
     leave_behind(&mut cluster, old);
     catch_up(&mut cluster, old);
     assert_eq!(cluster.counts.snapshots, 1);
-    assert_eq!(cluster.outcomes.get(&call), Some(&Some(Failure::LeaderChanged)));
+    assert_eq!(cluster.outcomes.get(&call), Some(&Some(Failure::OutcomeUnknown)));
     cluster.check_marks(old);
 }
 
@@ -262,6 +314,51 @@ fn watches_go_on_from_history() {
     catch_up(&mut cluster, follower);
     let compacted = cluster.notices.iter().any(|(_, _, notice)| matches!(notice, Notice::Compacted { watch: 5, .. }));
     assert!(compacted);
+}
+
+/// A member may apply entries in the middle of a step, when it is offered a snapshot. What it feeds to a watch then
+/// stands before what the rest of the step tells that watch.
+#[test]
+fn notices_stay_in_order_when_a_snapshot_comes_in_mid_step() {
+    let mut cluster = Cluster::new(13, Config { watch_buffer_bytes: 1, ..small_log() });
+    let leader = cluster.wait_for_leader();
+    let follower = MEMBERS.into_iter().find(|member| *member != leader).expect("one of two");
+    cluster.run(100);
+    let keys = Keys::One(Bytes::from_static(b"register"));
+    let request = WatchRequest::Create { watch: 5, keys, start: None };
+    cluster.host(follower).inputs.push(Input::Watch { stream: 1, request });
+    cluster.run(10);
+    let seen = cluster.status(follower).revision;
+    // The follower hears that two puts are committed before its disk has them.
+    cluster.host(follower).disk_pace_ms = 10_000;
+    cluster.put(leader);
+    cluster.put(leader);
+    cluster.run(60);
+    assert_eq!((cluster.counts.puts, cluster.status(follower).revision), (2, seen));
+    let term = cluster.status(follower).term;
+    let mut message = Message { to: follower, from: leader, term, ..Message::default() };
+    message.set_msg_type(MessageType::MsgSnapshot);
+    message.mut_snapshot().mut_metadata().mut_conf_state().voters = MEMBERS.to_vec();
+    let stale = Input::SnapshotReceived {
+        from: leader,
+        message: raft_bytes(&message),
+        machine: Box::new(Machine::new()),
+        configuration: first_configuration(&MEMBERS),
+        bytes: 1,
+    };
+    let host = cluster.host(follower);
+    let number = host.disk.unwritten.last().expect("the puts").number;
+    host.disk.write_upto(number);
+    let drained = Input::Watch { stream: 1, request: WatchRequest::Drained { bytes: 1 << 20 } };
+    host.inputs.extend([Input::Persisted { number }, stale, drained]);
+    cluster.notices.clear();
+    cluster.run(1);
+    let told = cluster.notices.iter().map(|(_, _, notice)| match notice {
+        Notice::Commits { commits, .. } => commits[0].revision,
+        Notice::Behind { from, .. } => *from,
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(told.collect::<Vec<_>>(), [seen + 1, seen + 2]);
 }
 
 #[test]

@@ -211,7 +211,7 @@ fn a_leader_that_was_removed_by_another_before_it_steps_down() {
         let third = MEMBERS.into_iter().find(|member| ![old, doomed].contains(member)).expect("one of three");
         // The entry reaches the doomed one only, which is then the only one that can be elected.
         cluster.cut.push((old, third));
-        cluster.change(old, remove(doomed));
+        cluster.change(old, MemberChange::Remove { id: doomed, force: true });
         cluster.run(4);
         cluster.isolate(old);
         cluster.cut.retain(|(from, to)| [*from, *to].contains(&old));
@@ -361,9 +361,11 @@ fn a_removed_member_that_missed_it_finds_out() {
 fn a_new_member_is_not_taken_for_a_removed_one() {
     let (mut cluster, leader, follower) = cluster(7);
     cluster.isolate(follower);
-    assert_eq!(changed(&mut cluster, leader, add(4, false)), None);
+    assert_eq!(changed(&mut cluster, leader, add(4, true)), None);
     cluster.start(4, Disk::joining());
     cluster.run(300);
+    assert_eq!(changed(&mut cluster, leader, MemberChange::Promote { id: 4 }), None);
+    cluster.run(20);
     cluster.heal();
     // Now it hears only from the one that lags.
     let others: Vec<_> = MEMBERS.into_iter().filter(|member| *member != follower).collect();
@@ -484,6 +486,86 @@ fn what_would_lose_the_majority_is_refused() {
     assert_eq!(changed(&mut cluster, leader, remove(others[0])), Some(Failure::NotEnoughMembers));
     let forced = MemberChange::Remove { id: others[0], force: true };
     assert_eq!(changed(&mut cluster, leader, forced), None);
+}
+
+/// A member that has just died was heard of a moment ago. It does not answer, so it does not count.
+#[test]
+fn a_member_that_has_just_died_does_not_count() {
+    let (mut cluster, leader, follower) = cluster(14);
+    let last = MEMBERS.into_iter().find(|member| ![leader, follower].contains(member)).expect("one of three");
+    cluster.stop(follower);
+    cluster.run(5);
+    assert_eq!(changed(&mut cluster, leader, add(4, false)), Some(Failure::NotEnoughMembers));
+    assert_eq!(changed(&mut cluster, last, remove(last)), Some(Failure::NotEnoughMembers));
+    answers_well(&mut cluster, last);
+    assert_eq!(changed(&mut cluster, leader, remove(follower)), None);
+    check_members(&mut cluster, &[leader.min(last), leader.max(last)], &[]);
+}
+
+#[test]
+fn of_five_with_two_dead_only_a_dead_one_can_be_removed() {
+    let voters = [1, 2, 3, 4, 5];
+    let mut cluster = Cluster::of(15, small_config(), &voters, &[]);
+    let leader = cluster.wait_for_leader();
+    cluster.run(100);
+    let others: Vec<MemberId> = voters.into_iter().filter(|member| *member != leader).collect();
+    cluster.stop(others[0]);
+    cluster.stop(others[1]);
+    cluster.run(5);
+    assert_eq!(changed(&mut cluster, leader, remove(others[2])), Some(Failure::NotEnoughMembers));
+    assert_eq!(changed(&mut cluster, leader, remove(others[0])), None);
+    answers_well(&mut cluster, others[3]);
+}
+
+/// Followers do not talk to each other: a leader that was just elected may not have heard of them all.
+#[test]
+fn a_new_leader_hears_the_others_out_before_it_refuses() {
+    for seed in 0..5 {
+        let (mut cluster, leader, _) = cluster(300 + seed);
+        let others: Vec<MemberId> = MEMBERS.into_iter().filter(|member| *member != leader).collect();
+        cluster.run(1000);
+        let call = cluster.change(leader, remove(leader));
+        cluster.cut.extend([(others[0], others[1]), (others[1], others[0])]);
+        let is_led = |cluster: &Cluster| others.iter().any(|other| cluster.status(*other).leader == *other);
+        cluster.run_until("another leads", is_led);
+        cluster.run(40);
+        cluster.heal();
+        cluster.run_until("the answer", |cluster| cluster.outcomes.contains_key(&call));
+        assert_eq!(cluster.outcomes[&call], None, "seed {seed}");
+    }
+}
+
+/// The successor is one that can be reached now.
+#[test]
+fn leadership_goes_to_a_member_that_is_there() {
+    for seed in 0..5 {
+        let (mut cluster, leader, follower) = cluster(400 + seed);
+        let last = MEMBERS.into_iter().find(|member| ![leader, follower].contains(member)).expect("one of three");
+        // Which of them would be chosen does not matter: each dies once.
+        let (dies, stays) = if seed % 2 == 0 { (follower, last) } else { (last, follower) };
+        cluster.stop(dies);
+        cluster.run(3);
+        let call = cluster.transfer(leader, None);
+        cluster.run_until("the answer", |cluster| cluster.outcomes.contains_key(&call));
+        assert_eq!((&cluster.outcomes[&call], cluster.told_leader.get(&call)), (&None, Some(&stays)), "seed {seed}");
+    }
+}
+
+/// As etcd has it, a voter may be added to a member alone: nothing can be committed until it is there, and all goes on
+/// when it is.
+#[test]
+fn a_voter_joins_a_member_alone_and_takes_the_quorum_until_it_is_there() {
+    let mut cluster = Cluster::of(16, small_config(), &[1], &[]);
+    cluster.wait_for_leader();
+    assert_eq!(changed(&mut cluster, 1, add(2, false)), None);
+    // To remove it again needs its vote.
+    let forced = MemberChange::Remove { id: 2, force: true };
+    let stuck = changed(&mut cluster, 1, forced);
+    assert!(matches!(stuck, Some(Failure::TimedOut | Failure::NoLeader)), "{stuck:?}");
+    cluster.start(2, Disk::joining());
+    cluster.run(1000);
+    cluster.wait_for_leader();
+    answers_well(&mut cluster, 1);
 }
 
 /// What a removed member says of itself comes late.

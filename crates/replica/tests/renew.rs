@@ -22,8 +22,14 @@ fn cluster(seed: u64) -> (Cluster, MemberId, MemberId) {
 }
 
 fn cluster_with(seed: u64, learners: &[MemberId]) -> (Cluster, MemberId, MemberId) {
-    let mut cluster = Cluster::of(seed, small_config(), &MEMBERS, learners);
+    cluster_at(0, seed, learners)
+}
+
+/// A cluster whose members support this feature level and no later one.
+fn cluster_at(level: Level, seed: u64, learners: &[MemberId]) -> (Cluster, MemberId, MemberId) {
+    let mut cluster = Cluster::of(seed, Config { highest_level: level, ..small_config() }, &MEMBERS, learners);
     let leader = cluster.wait_for_leader();
+    cluster.run_until("the level is reached", |cluster| cluster.status(leader).level == level);
     let follower = MEMBERS.into_iter().find(|member| *member != leader).expect("one of two");
     cluster.grant(follower, 7);
     cluster.run(50);
@@ -48,6 +54,48 @@ fn a_renewal_at_a_follower_keeps_the_lease() {
     let call = cluster.keep_alive(follower, 7);
     cluster.run(50);
     assert_eq!((cluster.outcomes.get(&call), cluster.counts.kept_alive), (Some(&None), 10), "told that it is gone");
+}
+
+/// Locks again with lease 7 for as long as three times its TTL, then says whether the lease lives.
+fn lives_by_locking_again(level: Level, seed: u64) -> bool {
+    let (mut cluster, leader, follower) = cluster_at(level, seed, &[]);
+    assert_eq!(cluster.status(leader).level, level);
+    for _ in 0..6 {
+        cluster.lock(follower, 7);
+        cluster.run(TTL_MS / 2);
+    }
+    has_lease(&cluster, leader)
+}
+
+#[test]
+fn locking_again_renews_the_lease_from_level_1_on() {
+    assert!(!lives_by_locking_again(0, 11), "as in releases without levels");
+    assert!(lives_by_locking_again(1, 11));
+}
+
+#[test]
+fn a_leader_deletes_all_keys_of_a_lease_with_very_many() {
+    let (mut cluster, leader, follower) = cluster(12);
+    cluster.propose(leader, Asked::Other, Command::RaiseLevel { level: 1 });
+    let keys = 2 * limits::LEASE_KEYS_AT_ONCE + 100;
+    for first in (0..keys).step_by(limits::TXN_OPERATIONS) {
+        let put = |number: usize| {
+            let key = format!("of-the-lease/{number:06}").into();
+            let value = bytes::Bytes::new();
+            Op::Put(Put { key, value, lease: 7, prev_kv: false, ignore_value: false, ignore_lease: false })
+        };
+        let success = (first..keys.min(first + limits::TXN_OPERATIONS)).map(put).collect();
+        cluster.propose(follower, Asked::Other, Command::Txn(Txn { success, ..Txn::default() }));
+        cluster.keep_alive(follower, 7);
+        cluster.run(10);
+    }
+    cluster.run(50);
+    assert_eq!(cluster.hosts[&leader].replica.machine().state().lease_key_count(7), keys);
+    cluster.run(TTL_MS + 500);
+    for member in MEMBERS {
+        let state = cluster.hosts[&member].replica.machine().state();
+        assert_eq!((state.keys(), state.ending_leases().count()), (0, 0), "at member {member}");
+    }
 }
 
 #[test]

@@ -42,6 +42,7 @@ scripts!(
     lease_checkpoints,
     pauses,
     locks,
+    dead_leases,
     patience,
     lock_service,
     barriers,
@@ -431,7 +432,7 @@ fn answer_text(answer: Answer) -> String {
         Err(failure) => format!("{failure:?}, revision {revision}"),
         Ok(Answered::Reply(reply)) => format!("{reply:?}, revision {revision}"),
         Ok(Answered::Lock(reply)) => {
-            let LockReply { key, more_keys, token, granted, slot, renewed, ahead } = reply;
+            let LockReply { key, more_keys, token, granted, slot, renewed, ahead, mode: _ } = reply;
             let keys: Vec<_> = std::iter::once(&key).chain(&more_keys).map(|key| show(key)).collect();
             let key = keys.join(" and ");
             let what = if granted { "granted" } else { "waiting" };

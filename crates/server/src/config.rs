@@ -25,7 +25,9 @@ pub struct Config {
     pub name: String,
     pub data_dir: PathBuf,
     /// Clients: gRPC, JSON, metrics.
+    #[serde(deserialize_with = "listen_address")]
     pub listen: SocketAddr,
+    #[serde(deserialize_with = "listen_address")]
     pub peer_listen: SocketAddr,
     /// Where clients and peers find this member, as `host:port`, if not at the addresses above.
     pub advertise: Option<String>,
@@ -102,6 +104,16 @@ pub struct Unsaid {
     pub peer: bool,
 }
 
+/// Where a member listens and where it is found, as its data directory keeps it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct Whereabouts {
+    listen: SocketAddr,
+    advertise: String,
+    peer_listen: SocketAddr,
+    peer_advertise: String,
+}
+
 impl Default for Config {
     fn default() -> Config {
         Config {
@@ -163,11 +175,11 @@ pub enum ConfigError {
     OwnAddress { address: String, listen: SocketAddr },
     #[error("the others know this member at {address}: say with {setting} where it listens")]
     Whereabouts { setting: &'static str, address: String },
-    #[error("{setting} {value:?} is no HOST:PORT")]
-    Address { setting: &'static str, value: String },
+    #[error("{setting} = {value:?}: {reason}")]
+    Address { setting: &'static str, value: String, reason: String },
     #[error("--listen and --peer-listen are both {0}: give them different ports")]
     SameAddress(SocketAddr),
-    #[error("--cluster {0:?} is no list NAME=HOST:PORT,NAME=HOST:PORT,…")]
+    #[error("--cluster = {0:?}: expected NAME=HOST:PORT,NAME=HOST:PORT,…")]
     Cluster(String),
     #[error("--cluster does not name this member, {name:?}: add {name}=HOST:PORT, or set --name to one of {names:?}")]
     NotInCluster { name: String, names: Vec<String> },
@@ -215,15 +227,48 @@ impl Config {
         self
     }
 
-    /// A member of several starts again where it was, unless it is told otherwise: nobody looks for it elsewhere.
-    pub(crate) fn recall(&mut self, own: MemberId, members: &[Member]) -> Result<(), ConfigError> {
+    /// What the data directory keeps for the next start.
+    pub(crate) fn whereabouts(&self) -> Whereabouts {
+        Whereabouts {
+            listen: self.listen,
+            advertise: self.client_address(),
+            peer_listen: self.peer_listen,
+            peer_advertise: self.peer_address(),
+        }
+    }
+
+    /// A member of several starts again where it was, unless it is told otherwise: the others look for it there. The
+    /// log says where that is. What the directory keeps says where it listened for that, and is all there is before a
+    /// first leader.
+    pub(crate) fn recall(
+        &mut self,
+        own: MemberId,
+        members: &[Member],
+        kept: Option<Whereabouts>,
+    ) -> Result<(), ConfigError> {
         let known = members.iter().find(|member| member.id == own).filter(|_| members.len() > 1);
         let Some(known) = known else { return Ok(()) };
-        if let Some(url) = known.client_urls.first().filter(|_| self.unsaid.client) {
-            self.listen = recalled("--listen", url)?;
+        let is_meant = |advertise: &str, urls: &[String]| urls.first().is_none_or(|url| address_in(url) == advertise);
+        if self.unsaid.client {
+            match (&kept, known.client_urls.first()) {
+                (Some(kept), _) if is_meant(&kept.advertise, &known.client_urls) => {
+                    self.listen = kept.listen;
+                    self.advertise = Some(kept.advertise.clone()).filter(|address| *address != kept.listen.to_string());
+                }
+                (_, Some(url)) => self.listen = recalled("--listen", url)?,
+                (_, None) => {}
+            }
         }
-        if let Some(url) = known.peer_urls.first().filter(|_| self.unsaid.peer) {
-            self.peer_listen = recalled("--peer-listen", url)?;
+        if self.unsaid.peer {
+            match (&kept, known.peer_urls.first()) {
+                (Some(kept), _) if is_meant(&kept.peer_advertise, &known.peer_urls) => {
+                    let (listen, advertise) = (kept.peer_listen, &kept.peer_advertise);
+                    self.peer_listen = listen;
+                    self.peer_advertise = Some(advertise.clone()).filter(|address| *address != listen.to_string());
+                }
+                (_, Some(url)) => self.peer_listen = recalled("--peer-listen", url)?,
+                (_, None) => {}
+            }
         }
         Ok(())
     }
@@ -335,9 +380,7 @@ impl Config {
         ];
         for (listen, address, advertise, value) in advertised {
             match value {
-                Some(value) if !is_host_and_port(value) => {
-                    return Err(ConfigError::Address { setting: advertise, value: value.clone() });
-                }
+                Some(value) if !is_host_and_port(value) => return Err(address_error(advertise, value)),
                 Some(value) if is_everywhere(value) => {
                     return Err(ConfigError::Everywhere { setting: advertise, value: value.clone() });
                 }
@@ -349,7 +392,7 @@ impl Config {
             return Err(ConfigError::ClusterAndJoin);
         }
         if let Some(value) = self.join.as_ref().filter(|value| !is_host_and_port(value)) {
-            return Err(ConfigError::Address { setting: "--join", value: value.clone() });
+            return Err(address_error("--join", value));
         }
         if self.learner && self.join.is_none() {
             return Err(ConfigError::LearnerAlone);
@@ -461,8 +504,43 @@ pub(crate) fn is_host_and_port(text: &str) -> bool {
     host_is_plain && bracketed_if_v6 && port.parse::<u16>().is_ok()
 }
 
+fn address_error(setting: &'static str, value: &str) -> ConfigError {
+    let reason = address_fault(value).unwrap_or_default();
+    ConfigError::Address { setting, value: value.to_owned(), reason }
+}
+
+/// What is wrong with an address that is to be `HOST:PORT`, for people to read.
+pub fn address_fault(text: &str) -> Option<String> {
+    if is_host_and_port(text) {
+        return None;
+    }
+    let port = text.rsplit_once(':').map(|(_, port)| port).filter(|port| !port.is_empty());
+    match port {
+        Some(port) if port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_err() => {
+            Some(format!("port {port} is out of range: expected HOST:PORT with a port up to 65535"))
+        }
+        _ => Some("expected HOST:PORT, for example 127.0.0.1:2379".to_owned()),
+    }
+}
+
+/// A listener has an IP address: a name could mean several.
+fn listen_address<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<SocketAddr, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let address = text.parse::<SocketAddr>();
+    address.map_err(|_| {
+        let fault = address_fault(&text);
+        serde::de::Error::custom(fault.unwrap_or_else(|| {
+            "expected an IP address and a port, for example 127.0.0.1:2379; --advertise takes a host's name".to_owned()
+        }))
+    })
+}
+
+fn address_in(url: &str) -> &str {
+    url.split_once("://").map_or(url, |(_, address)| address)
+}
+
 fn recalled(setting: &'static str, url: &str) -> Result<SocketAddr, ConfigError> {
-    let address = url.split_once("://").map_or(url, |(_, address)| address);
+    let address = address_in(url);
     address.parse().map_err(|_| ConfigError::Whereabouts { setting, address: address.to_owned() })
 }
 
@@ -488,6 +566,51 @@ mod tests {
         assert_eq!(config.client_url(), "http://127.0.0.1:2379");
         assert_eq!(config.initial_cluster().unwrap(), [("default".to_owned(), "127.0.0.1:2380".to_owned())]);
         assert!(config.network_thread_count() >= 1);
+    }
+
+    #[test]
+    fn a_bad_address_says_what_is_expected() {
+        for (file, expected) in [
+            ("listen = \"nohost\"", "expected HOST:PORT, for example 127.0.0.1:2379"),
+            ("listen = \"127.0.0.1:99999\"", "port 99999 is out of range"),
+            ("peer-listen = \"localhost:2380\"", "expected an IP address and a port"),
+        ] {
+            let error = Config::from_toml(file).unwrap_err().to_string();
+            assert!(error.contains(expected), "{file}: {error}");
+        }
+        let error = changed(|config| config.join = Some("a:99999".to_owned())).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "--join = \"a:99999\": port 99999 is out of range: expected HOST:PORT with a port up to 65535"
+        );
+        let error = changed(|config| config.advertise = Some("nohost".to_owned())).unwrap_err().to_string();
+        assert_eq!(error, "--advertise = \"nohost\": expected HOST:PORT, for example 127.0.0.1:2379");
+    }
+
+    #[test]
+    fn a_member_that_never_had_a_leader_is_found_where_it_was() {
+        let at = |port: u16| SocketAddr::from(([127, 0, 0, 1], port));
+        let started = Config { listen: at(4001), peer_listen: at(4002), ..Config::default() };
+        let member = |id, port: u16, client_urls: &[&str]| Member {
+            id,
+            name: format!("n{id}"),
+            peer_urls: vec![format!("http://127.0.0.1:{port}")],
+            client_urls: client_urls.iter().map(|url| (*url).to_owned()).collect(),
+            learner: false,
+        };
+        let recalled = |kept: Option<Whereabouts>, own: Member| {
+            let mut config = Config { unsaid: Unsaid { client: true, peer: true }, ..Config::default() };
+            config.recall(1, &[own, member(2, 5002, &[])], kept).unwrap();
+            (config.listen.port(), config.peer_listen.port(), config.advertise)
+        };
+        let kept = || Some(started.whereabouts());
+        assert_eq!(recalled(None, member(1, 4002, &[])), (2379, 4002, None), "all that the log knows");
+        assert_eq!(recalled(kept(), member(1, 4002, &[])), (4001, 4002, None));
+        // Somebody has changed its addresses: those are where the others look for it.
+        assert_eq!(recalled(kept(), member(1, 6002, &["http://127.0.0.1:6001"])), (6001, 6002, None));
+        let named = Config { advertise: Some("host:9".to_owned()), ..started.clone() };
+        let listed = member(1, 4002, &["http://host:9"]);
+        assert_eq!(recalled(Some(named.whereabouts()), listed), (4001, 4002, Some("host:9".to_owned())));
     }
 
     #[test]
@@ -601,7 +724,7 @@ mod tests {
         let members = [member(1, "10.0.0.1:4001", "10.0.0.1:4002"), member(2, "a:1", "b:2")];
         let recalled = |own: MemberId, members: &[Member], unsaid: Unsaid| {
             let mut config = Config { unsaid, ..Config::default() };
-            config.recall(own, members).map(|()| (config.listen.to_string(), config.peer_listen.to_string()))
+            config.recall(own, members, None).map(|()| (config.listen.to_string(), config.peer_listen.to_string()))
         };
         let at = |client: &str, peer: &str| Ok((client.to_owned(), peer.to_owned()));
         let both = Unsaid { client: true, peer: true };

@@ -20,12 +20,13 @@ use bytes::Bytes;
 use tenure_machine::MemberId;
 use tenure_replica::{Boot, Input, Now, Output, Persist, Replica, Status};
 use tenure_storage::{OsDisk, Store};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::calls::{Mail, Mailbox};
 use crate::log::{Durable, LogThread, LogTurn, LogWork, SharedLog};
 use crate::member::Member;
 use crate::peer::outbox::{Outbox, SnapshotOrder, Touched};
+use crate::steps::StepTimes;
 
 /// Inputs taken into one step at most, so that answers are never far from their requests.
 const STEP_LIMIT: usize = 4096;
@@ -37,6 +38,8 @@ const TURNS_IN_A_ROW: usize = 8;
 pub struct Driver {
     turns: Turns,
     status: Arc<Mutex<Status>>,
+    leader: watch::Receiver<MemberId>,
+    step_times: Arc<StepTimes>,
     boot: u64,
     calls_drawn: Arc<AtomicU64>,
     mailboxes: Vec<Option<mpsc::UnboundedReceiver<Mail>>>,
@@ -72,6 +75,8 @@ impl Driver {
         let (mail_senders, mail_receivers): (Vec<_>, Vec<_>) =
             (0..runtimes).map(|_| mpsc::unbounded_channel()).map(|(sender, receiver)| (sender, Some(receiver))).unzip();
         let (end, ended) = oneshot::channel();
+        let (leader_sender, leader) = watch::channel(lock(&status).leader);
+        let step_times = Arc::<StepTimes>::default();
         let (log_sender, log_receiver) = channel();
         let owner = Owner {
             replica,
@@ -85,6 +90,9 @@ impl Driver {
             log: log_sender.clone(),
             mail: mail_senders.into_iter().map(|sender| (sender, Mail::default())).collect(),
             status: status.clone(),
+            told_leader: *leader.borrow(),
+            leader: leader_sender,
+            step_times: step_times.clone(),
             end: Some(end),
         };
         let log = Arc::new(SharedLog::new(store));
@@ -110,6 +118,8 @@ impl Driver {
         Ok(Driver {
             turns,
             status,
+            leader,
+            step_times,
             boot: process_boot,
             calls_drawn: Arc::default(),
             mailboxes: mail_receivers,
@@ -133,6 +143,15 @@ impl Driver {
             calls_drawn: self.calls_drawn.clone(),
         };
         (member, mailbox.distribute(receiver))
+    }
+
+    /// Who leads, 0 = unknown: told as soon as it changes.
+    pub(crate) fn leader(&self) -> watch::Receiver<MemberId> {
+        self.leader.clone()
+    }
+
+    pub(crate) fn step_times(&self) -> Arc<StepTimes> {
+        self.step_times.clone()
     }
 
     /// Resolves with the reason if the member had to stop by itself. To be asked for once.
@@ -365,6 +384,10 @@ struct Owner {
     log: Sender<LogWork>,
     mail: Vec<(mpsc::UnboundedSender<Mail>, Mail)>,
     status: Arc<Mutex<Status>>,
+    /// What `leader` says.
+    told_leader: MemberId,
+    leader: watch::Sender<MemberId>,
+    step_times: Arc<StepTimes>,
     end: Option<oneshot::Sender<Ending>>,
 }
 
@@ -380,7 +403,9 @@ impl Owner {
             }
             shared.depth.store(waiting.len(), Ordering::Relaxed);
         }
+        let began = Instant::now();
         self.replica.step(shared.clock.now(), self.batch.drain(..), &mut self.outputs);
+        self.step_times.record(began.elapsed());
         let mut outputs = std::mem::take(&mut self.outputs);
         for output in outputs.drain(..) {
             self.perform(output)?;
@@ -454,7 +479,12 @@ impl Owner {
     }
 
     fn deliver(&mut self) {
-        *lock(&self.status) = self.replica.status();
+        let status = self.replica.status();
+        if status.leader != self.told_leader {
+            self.told_leader = status.leader;
+            self.leader.send_replace(status.leader);
+        }
+        *lock(&self.status) = status;
         if !self.messages.is_empty() {
             self.touched = self.outbox.put(self.messages.drain(..));
         }

@@ -1,6 +1,7 @@
 //! The tokio shell around a replica: driver, services, HTTP.
 #![forbid(unsafe_code)]
 
+mod alarms;
 mod authority;
 mod background;
 mod calls;
@@ -20,4 +21,5 @@ mod publish;
 pub mod restore;
 pub mod run;
 pub mod services;
+mod steps;
 pub mod units;

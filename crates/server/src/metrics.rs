@@ -4,10 +4,13 @@
 //! over a cache line; they are added up when somebody asks. Labels name rpcs, codes and limits, all
 //! known beforehand: never a lock, a key or a client, which would let clients grow our memory.
 
+pub mod sessions;
+pub mod text;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime};
 
 use prometheus_client::collector::Collector;
@@ -20,9 +23,10 @@ use prost_reflect::DescriptorPool;
 use tenure_replica::Status;
 use tonic::Code;
 
+use self::sessions::SessionCounters;
+use self::text::Form;
+use crate::alarms;
 use crate::limits::Limits;
-
-pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// In the order of the codes' numbers.
 const CODES: [&str; 17] = [
@@ -104,6 +108,7 @@ impl Rpcs {
 #[derive(Debug)]
 pub struct Counters {
     rpcs: Vec<RpcCounters>,
+    sessions: SessionCounters,
     pub connections_accepted: AtomicU64,
     pub connections_open: AtomicI64,
 }
@@ -122,11 +127,31 @@ struct RpcCounters {
 impl Counters {
     pub fn new(rpcs: &Rpcs) -> Counters {
         let counters = rpcs.rpcs.iter().map(|rpc| RpcCounters { unary: rpc.unary, ..Default::default() });
-        Counters { rpcs: counters.collect(), connections_accepted: 0.into(), connections_open: 0.into() }
+        Counters {
+            rpcs: counters.collect(),
+            sessions: SessionCounters::default(),
+            connections_accepted: 0.into(),
+            connections_open: 0.into(),
+        }
     }
 
     pub fn received(&self, rpc: usize, bytes: usize) {
         self.rpcs[rpc].received_bytes.fetch_add(bytes as u64, Relaxed);
+    }
+}
+
+/// Set when a stream has told its client all that there was to tell. A client that goes then has not cancelled it,
+/// even if it does not wait for the status.
+#[derive(Debug, Clone, Default)]
+pub struct Concluded(Arc<AtomicBool>);
+
+impl Concluded {
+    pub fn set(&self) {
+        self.0.store(true, Relaxed);
+    }
+
+    pub fn is_set(&self) -> bool {
+        self.0.load(Relaxed)
     }
 }
 
@@ -230,11 +255,19 @@ impl Metrics {
         &self.refused
     }
 
+    /// All metrics in Prometheus' text format.
     pub fn render(&self) -> String {
-        let mut text = String::with_capacity(16 * 1024);
+        self.render_in(Form::Prometheus)
+    }
+
+    pub fn render_in(&self, form: Form) -> String {
+        let mut open_metrics = String::with_capacity(16 * 1024);
         // Writing to a String cannot fail.
-        let _ = prometheus_client::encoding::text::encode(&mut text, &self.registry);
-        text
+        let _ = prometheus_client::encoding::text::encode(&mut open_metrics, &self.registry);
+        match form {
+            Form::Prometheus => text::to_prometheus(&open_metrics),
+            Form::OpenMetrics => open_metrics,
+        }
     }
 }
 
@@ -319,6 +352,7 @@ impl Collector for Network {
                 .encode_histogram::<[(&str, &str); 0]>(seconds, count, &buckets, None)?;
         }
 
+        sessions::encode(&self.runtimes, &mut encoder)?;
         let open: i64 = self.runtimes.iter().map(|counters| counters.connections_open.load(Relaxed)).sum();
         let accepted: u64 = self.runtimes.iter().map(|counters| counters.connections_accepted.load(Relaxed)).sum();
         gauge(&mut encoder, "connections_open", "Client connections", open)?;
@@ -352,7 +386,7 @@ impl Collector for Replica {
             ("applied_index", "Last entry applied", status.applied_index),
             ("snapshot_index", "Last entry within the newest snapshot", status.snapshot_index),
             ("revision", "Revision of the store", status.revision as u64),
-            ("compacted_revision", "History is kept after this revision", status.compacted_revision as u64),
+            ("compacted_revision", "History is kept after this revision", status.compacted_revision.max(0) as u64),
             ("data_bytes", "Size of the data with its history", status.bytes),
             ("live_bytes", "Size of the data without its history", status.bytes_live),
             ("leases", "Leases", status.leases),
@@ -361,6 +395,11 @@ impl Collector for Replica {
         ];
         for (name, help, value) in gauges {
             gauge(&mut encoder, &format!("replica_{name}"), help, i64::try_from(value).unwrap_or(i64::MAX))?;
+        }
+        let mut family = encoder.encode_descriptor("alarms", "Alarms that are raised", None, MetricType::Gauge)?;
+        for kind in alarms::KINDS {
+            let raised = status.alarms.iter().filter(|alarm| alarm.kind == kind).count();
+            ConstGauge::new(raised as i64).encode(family.encode_family(&[("kind", alarms::name(kind))])?)?;
         }
         Ok(())
     }
@@ -431,10 +470,19 @@ pub(crate) fn counter(encoder: &mut DescriptorEncoder, name: &str, help: &str, v
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tenure_machine::{Alarm, AlarmKind};
 
     fn metrics() -> Metrics {
         let pool = DescriptorPool::decode(tenure_api::FILE_DESCRIPTOR_SET).unwrap();
-        let status = || Status { leader: 1, member: 1, applied_index: 7, ..Default::default() };
+        let alarms = vec![Alarm { member: 1, kind: AlarmKind::NoSpace }];
+        let status = move || Status {
+            leader: 1,
+            member: 1,
+            applied_index: 7,
+            compacted_revision: -1,
+            alarms: alarms.clone(),
+            ..Default::default()
+        };
         Metrics::new(&pool, 2).with_replica(status).with_limits(&Limits::default())
     }
 
@@ -459,6 +507,9 @@ mod tests {
             "tenure_replica_applied_index 7",
             r#"tenure_limit{limit="request-bytes"} 1572864"#,
             "tenure_connections_open 0",
+            "tenure_replica_compacted_revision 0",
+            r#"tenure_alarms{kind="NOSPACE"} 1"#,
+            r#"tenure_alarms{kind="CORRUPT"} 0"#,
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
         }

@@ -3,10 +3,11 @@
 //! The thread that calls [`run`] becomes the control thread: it accepts connections, watches over
 //! the health that is reported, and waits for the end. The order of things matters. The ports are
 //! bound before the data is touched, so that a second member started by mistake does no harm; it
-//! is announced as ready when it can be called. At the end health is taken back first, a leader hands
+//! is announced as ready when it can be called and knows a leader. At the end health is taken back first, a leader hands
 //! over, then the network drains, and only then the peers are left and the replica stops, so that calls
 //! under way still get their answer.
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -14,15 +15,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use prost_reflect::DescriptorPool;
+use tenure_machine::MemberId;
 use tenure_replica::{Consistency, MemberChange};
 use tenure_storage::{Candidacy, Fault, Identity, OpenError, OsDisk};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tonic_health::ServingStatus;
 use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::{HealthReporter, HealthService};
 
+use crate::alarms;
 use crate::background;
-use crate::config::{Config, ConfigError, Unsaid};
+use crate::config::{Config, ConfigError, Unsaid, Whereabouts};
 use crate::data::{self, Beginning, Data, DataError, Found};
 use crate::driver::{Driver, Ending, Writes};
 use crate::http::grpc::{Services, ServicesBuilder};
@@ -31,7 +34,7 @@ use crate::http::{Connection, Front, leader};
 use crate::leadership;
 use crate::listen::{ListenError, Listener, Network, Stopping};
 use crate::member::{Member, random_u64};
-use crate::metrics::Metrics;
+use crate::metrics::{Counters, Metrics};
 use crate::peer::counters::PeerMetrics;
 use crate::peer::join::{self, JoinError};
 use crate::peer::leave::Departure;
@@ -39,9 +42,7 @@ use crate::peer::outbox::Outbox;
 use crate::peer::{PeerPort, PeerPortSettings};
 use crate::publish;
 use crate::services;
-
-/// How often `grpc.health.v1` learns of a change.
-const HEALTH_INTERVAL: Duration = Duration::from_millis(250);
+use crate::steps::StepMetrics;
 
 /// How long the start waits for this member to be listed.
 const PUBLISH_PATIENCE: Duration = Duration::from_secs(1);
@@ -85,9 +86,19 @@ pub fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), Run
     run_with(config, |_| {}, shutdown)
 }
 
-/// As [`run`]; tells the address of the client port as soon as the member answers there.
+/// As [`run`]; tells the address of the client port as soon as the member answers there and knows a leader.
 pub fn run_with(
     config: Config,
+    ready: impl FnOnce(SocketAddr),
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), RunError> {
+    run_announced(config, |_| {}, ready, shutdown)
+}
+
+/// As [`run_with`]; calls `answers` before that, as soon as the member answers. `shutdown` is polled only afterwards.
+pub fn run_announced(
+    config: Config,
+    answers: impl FnOnce(SocketAddr),
     ready: impl FnOnce(SocketAddr),
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
@@ -103,7 +114,7 @@ pub fn run_with(
         if let Ok(peer_listener) = &peer_listener {
             config.peer_listen = peer_listener.address();
         }
-        live(Arc::new(config), found, listener, peer_listener, ready, shutdown).await
+        live(Arc::new(config), found, listener, peer_listener, (answers, ready), shutdown).await
     })
 }
 
@@ -114,10 +125,27 @@ fn recall(config: &mut Config) -> Result<Option<Found>, RunError> {
     }
     let found = data::open(config)?;
     if let Found::Existing(data) = &found {
-        config.recall(data.identity.member_id, &data.boot.members())?;
+        config.recall(data.identity.member_id, &data.boot.members(), kept_addresses(data))?;
         config.validate()?;
     }
     Ok(Some(found))
+}
+
+/// Where this member was at its last start. A file that cannot be read is done without: the log knows the addresses of
+/// all members that ever had a leader.
+fn kept_addresses(data: &Data) -> Option<Whereabouts> {
+    let kept = data.store.addresses().read().inspect_err(|error| tracing::warn!("{error}")).ok().flatten()?;
+    serde_json::from_slice(&kept).ok()
+}
+
+/// Keeps the addresses for the next start.
+fn keep_addresses(config: &Config, data: &Data) -> Result<(), RunError> {
+    let whereabouts = config.whereabouts();
+    if kept_addresses(data).as_ref() == Some(&whereabouts) {
+        return Ok(());
+    }
+    let bytes = serde_json::to_vec(&whereabouts).unwrap_or_default();
+    data.store.addresses().write(&bytes).map_err(|fault| RunError::Data(fault.into()))
 }
 
 async fn live(
@@ -125,12 +153,13 @@ async fn live(
     found: Option<Found>,
     listener: Listener,
     peer_listener: Result<Listener, ListenError>,
-    ready: impl FnOnce(SocketAddr),
+    (answers, ready): (impl FnOnce(SocketAddr), impl FnOnce(SocketAddr)),
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
     let keyring = config.signing_key.as_deref().map(tenure_fence::read_keyring).transpose()?;
     let (peer_listener, peer_fault) = judge_peer_port(&config, peer_listener)?;
     let data = open(&config, found).await?;
+    keep_addresses(&config, &data)?;
     let identity = data.identity;
     let replica_config = replica_config(&config, &data);
     let threads = config.network_thread_count();
@@ -147,6 +176,7 @@ async fn live(
     // Behind the network threads: the peers' thread, and the control thread, which asks for health.
     let mut driver = Driver::start(replica_config, data.boot, data.store, threads + 2, outbox.clone())?;
     let ended = driver.ended();
+    let leader = driver.leader();
     let (member, distribute) = driver.attach(threads + 1, Writes::ByLogThread);
     tokio::spawn(distribute);
 
@@ -154,6 +184,7 @@ async fn live(
     let status = member.clone();
     let metrics = Metrics::new(&pool, threads).with_replica(move || status.status()).with_limits(&config.limits);
     let metrics = metrics.with_collector(Box::new(PeerMetrics(outbox.counters().clone())));
+    let metrics = metrics.with_collector(Box::new(StepMetrics(driver.step_times())));
     let metrics = Arc::new(metrics);
     let health = Health::new(member.clone(), config.call_timeout);
     let reporter = HealthReporter::new();
@@ -167,7 +198,12 @@ async fn live(
     };
     let peers = Network::start(&config, metrics.clone(), "peers", vec![metrics.peers().clone()], serve_peers)?;
 
-    let departure = Departure { identity, outbox: outbox.clone(), patience: config.call_timeout };
+    let departure = Departure {
+        identity,
+        outbox: outbox.clone(),
+        patience: config.call_timeout,
+        settling: (config.election_max * 3).min(config.call_timeout),
+    };
     let (sessions, watching) = Default::default();
     let shared = Arc::new(services::ProcessWide { sessions, watching, keyring, departure });
     let claims = Arc::<services::Claims>::default();
@@ -183,10 +219,12 @@ async fn live(
                 process_wide: shared.clone(),
                 claims: claims.clone(),
                 stopping: stopping.clone(),
+                counters: metrics.runtime(index).clone(),
             };
             let more = websockets.routes().merge(leader::routes(member.clone()));
-            let services = services_of(&config, member, &shared, &reporter).stopping(stopping);
-            let services = services.build(metrics.runtime(index).clone(), metrics.rpcs().clone());
+            let counters = metrics.runtime(index);
+            let services = services_of(&config, member, &shared, counters, &reporter).stopping(stopping);
+            let services = services.build(counters.clone(), metrics.rpcs().clone());
             let front = Front::new(&config, &pool, services, health.clone(), metrics.clone(), more);
             let front = Arc::new(front);
             move |info, open| Connection::new(front.clone(), info, open)
@@ -206,12 +244,15 @@ async fn live(
         let own = members.iter().find(|known| known.id == identity.member_id && !known.name.is_empty());
         let name = own.map_or(config.name.as_str(), |own| own.name.as_str());
         tracing::info!(name, address = %listener.address(), threads, "the member answers");
-        ready(listener.address());
+        answers(listener.address());
+        let announced = announce(leader.clone(), || ready(listener.address()));
         let end = match early_fault {
             Some(fault) => Err(fault.into()),
             None => tokio::select! {
                 never = network.accept(&listener) => match never {},
-                never = report_health(&health, &reporter) => match never {},
+                never = report_health(&health, &reporter, leader.clone()) => match never {},
+                never = announced => match never {},
+                never = alarms::tell(&member) => match never {},
                 never = leadership::tell(&member, &outbox, &config) => match never {},
                 fault = &mut peer_accept => Err(fault.into()),
                 () = shutdown => Ok(()),
@@ -399,6 +440,7 @@ fn services_of(
     config: &Arc<Config>,
     member: Member,
     shared: &Arc<services::ProcessWide>,
+    counters: &Arc<Counters>,
     reporter: &HealthReporter,
 ) -> ServicesBuilder {
     let reflection = || {
@@ -406,7 +448,7 @@ fn services_of(
             .register_encoded_file_descriptor_set(tenure_api::FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    services::services(member, config.clone(), shared.clone(), Services::builder())
+    services::services(member, config.clone(), shared.clone(), counters.clone(), Services::builder())
         .add_service(HealthServer::new(HealthService::from_health_reporter(reporter.clone())))
         .add_service(reflection().build_v1().expect("our own descriptors are sound"))
         .add_service(reflection().build_v1alpha().expect("our own descriptors are sound"))
@@ -427,7 +469,20 @@ pub(crate) fn descriptors() -> DescriptorPool {
     pool
 }
 
-async fn report_health(health: &Health, reporter: &HealthReporter) -> std::convert::Infallible {
+/// Says that the member is ready, once it knows a leader: without one it answers, but does nothing.
+async fn announce(mut leader: watch::Receiver<MemberId>, ready: impl FnOnce()) -> Infallible {
+    if leader.wait_for(|leader| *leader != 0).await.is_ok() {
+        ready();
+    }
+    std::future::pending().await
+}
+
+/// Reports health as soon as a leader is known or lost.
+async fn report_health(
+    health: &Health,
+    reporter: &HealthReporter,
+    mut leader: watch::Receiver<MemberId>,
+) -> Infallible {
     let mut reported = None;
     loop {
         let ready = health.looks_ready();
@@ -435,7 +490,9 @@ async fn report_health(health: &Health, reporter: &HealthReporter) -> std::conve
             set_health(reporter, ready).await;
             reported = Some(ready);
         }
-        tokio::time::sleep(HEALTH_INTERVAL).await;
+        if leader.changed().await.is_err() {
+            return std::future::pending().await;
+        }
     }
 }
 

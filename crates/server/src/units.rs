@@ -1,4 +1,4 @@
-//! Durations and sizes as people write them: `500ms`, `10s`, `1h`; `64KiB`, `1.5MiB`, `8GB`.
+//! Durations and sizes as people write them: `500ms`, `10s`, `1m30s`; `64KiB`, `1.5MiB`, `8GB`.
 //!
 //! The command line and the TOML file read them with the same two functions, so that a value can be
 //! carried from one to the other. A number without a unit is refused: nobody should have to guess.
@@ -7,9 +7,9 @@ use std::time::Duration;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnitError {
-    #[error("{0:?} is no duration: write a number and a unit, like 500ms, 10s, 5m or 1h")]
+    #[error("invalid duration {0:?}: use a number with ms, s, m or h, for example 30s or 1m30s")]
     Duration(String),
-    #[error("{0:?} is no size: write a number and a unit, like 512B, 64KiB, 1.5MiB or 8GiB")]
+    #[error("invalid size {0:?}: use a number with B, KiB, MiB or GiB, for example 64MiB")]
     Size(String),
 }
 
@@ -28,8 +28,28 @@ const SIZES: &[(&str, f64)] = &[
 ];
 
 pub fn parse_duration(text: &str) -> Result<Duration, UnitError> {
-    let ms = parse(text, DURATIONS, false).ok_or_else(|| UnitError::Duration(text.to_owned()))?;
+    let ms = parse_parts(text).ok_or_else(|| UnitError::Duration(text.to_owned()))?;
     Ok(Duration::from_millis(ms))
+}
+
+/// Adds up parts from the largest unit to the smallest, as in `1h30m`.
+fn parse_parts(text: &str) -> Option<u64> {
+    let (mut rest, mut total, mut last_factor) = (text.trim(), 0u64, f64::INFINITY);
+    loop {
+        let unit = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let end = rest[unit..].find(|c: char| c.is_ascii_digit()).map_or(rest.len(), |length| unit + length);
+        let part = &rest[..end];
+        let name = part[unit..].trim();
+        let (_, factor) = DURATIONS.iter().find(|(known, _)| *known == name)?;
+        if *factor >= last_factor {
+            return None;
+        }
+        (last_factor, total) = (*factor, total.checked_add(parse(part, DURATIONS, false)?)?);
+        rest = &rest[end..];
+        if rest.is_empty() {
+            return Some(total);
+        }
+    }
 }
 
 pub fn parse_size(text: &str) -> Result<u64, UnitError> {
@@ -111,7 +131,9 @@ mod tests {
         assert_eq!(parse_duration("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(parse_duration("1.5s"), Ok(Duration::from_millis(1500)));
         assert_eq!(parse_duration("5 m"), Ok(Duration::from_secs(300)));
-        for bad in ["", "10", "ten s", "1x", "-1s", "1..5s", "99999999999999999999d"] {
+        assert_eq!(parse_duration("1m30s"), Ok(Duration::from_secs(90)));
+        assert_eq!(parse_duration("1h 0.5m 2s 5ms"), Ok(Duration::from_millis(3_632_005)));
+        for bad in ["", "10", "ten s", "1x", "-1s", "1..5s", "99999999999999999999d", "1m30", "30s1m", "1s1s", "1m s"] {
             assert!(parse_duration(bad).is_err(), "{bad}");
         }
     }

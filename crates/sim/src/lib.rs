@@ -11,9 +11,11 @@
 #![forbid(unsafe_code)]
 
 pub mod checks;
+pub mod coverage;
 pub mod describe;
 pub mod durable;
 pub mod events;
+pub mod fates;
 pub mod faults;
 pub mod member;
 pub mod model;

@@ -7,9 +7,11 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tenure_sim::{Planted, Report, Setting, TIMELINE_LINES, Violation, explain, faults, run};
+use tenure_sim::plan::Plan;
+use tenure_sim::{Planted, Report, Setting, TIMELINE_LINES, Violation, coverage, explain, faults, run};
 
-const USAGE: &str = "usage: tenure-sim [--seeds N | --forever] [--from SEED] [--minutes M] [--planted BUG]
+const USAGE: &str =
+    "usage: tenure-sim [--seeds N | --forever] [--from SEED] [--minutes M] [--having FAULT] [--planted BUG]
        tenure-sim --seed SEED [--faults LIST] [--lines N] [--planted BUG]
 
 Runs simulated clusters, one for each seed, and stops at the first that breaks a rule.
@@ -19,6 +21,7 @@ Runs simulated clusters, one for each seed, and stops at the first that breaks a
   --from SEED    the first of them (default 0)
   --minutes M    stop after so much real time
   --seed SEED    run this one and print the hash of its trace
+  --having FAULT only seeds that have this fault
   --faults LIST  only these of its faults, by name, with commas between them
   --lines N      how much of the timeline to show with what was found (default 40)
   --planted BUG  with a bug put in on purpose, to see it found";
@@ -29,6 +32,7 @@ struct Arguments {
     minutes: Option<u64>,
     seed: Option<u64>,
     faults: Option<Vec<&'static str>>,
+    having: Option<&'static str>,
     lines: usize,
     planted: Option<Planted>,
 }
@@ -63,8 +67,8 @@ fn main() -> ExitCode {
 }
 
 fn parse(mut given: impl Iterator<Item = String>) -> Result<Arguments, String> {
-    let (seeds, minutes, seed, faults, planted) = (None, None, None, None, None);
-    let mut arguments = Arguments { seeds, from: 0, minutes, seed, faults, lines: TIMELINE_LINES, planted };
+    let (seeds, minutes, seed, faults, having, planted) = (None, None, None, None, None, None);
+    let mut arguments = Arguments { seeds, from: 0, minutes, seed, faults, having, lines: TIMELINE_LINES, planted };
     while let Some(name) = given.next() {
         if name == "--help" || name == "-h" {
             return Err("A simulation of Tenure.".into());
@@ -81,6 +85,7 @@ fn parse(mut given: impl Iterator<Item = String>) -> Result<Arguments, String> {
             "--minutes" => arguments.minutes = Some(number()?),
             "--seed" => arguments.seed = Some(number()?),
             "--faults" => arguments.faults = Some(fault_names(&value)?),
+            "--having" => arguments.having = fault_names(&value)?.first().copied(),
             "--lines" => arguments.lines = usize::try_from(number()?).unwrap_or(usize::MAX),
             "--planted" => {
                 let found = Planted::all().into_iter().find(|planted| planted.name() == value);
@@ -121,7 +126,9 @@ fn many(arguments: &Arguments) -> ExitCode {
     let seeds = arguments.seeds.unwrap_or(if bound.is_some() { u64::MAX } else { 1000 });
     let mut total = Report::default();
     let mut shown = Duration::ZERO;
-    for seed in (arguments.from..).take(usize::try_from(seeds).unwrap_or(usize::MAX)) {
+    let is_meant = |seed: &u64| arguments.having.is_none_or(|fault| Plan::draw(*seed).faults.contains(&fault));
+    let meant = (arguments.from..).filter(is_meant);
+    for seed in meant.take(usize::try_from(seeds).unwrap_or(usize::MAX)) {
         match explain(&arguments.setting(seed)) {
             Ok(report) => total.add(&report),
             Err(violation) => return give_up(&violation),
@@ -136,6 +143,10 @@ fn many(arguments: &Arguments) -> ExitCode {
         }
     }
     println!("{}\nnothing found", progress(&total, began.elapsed()));
+    let missing = coverage::missing(&total.sent);
+    if !missing.is_empty() {
+        println!("never sent: {}", missing.join(", "));
+    }
     ExitCode::SUCCESS
 }
 

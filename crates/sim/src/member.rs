@@ -42,6 +42,8 @@ pub struct Member {
     /// It was told that it is no member any more, or that it is a stranger, and does not start again.
     pub is_gone: bool,
     pub durable: Durable,
+    /// So much later than it should does it take each step.
+    pub late_us: u64,
 }
 
 /// What is wrong with a disk that goes on as if nothing were.
@@ -59,6 +61,10 @@ pub struct Life {
     pub inbox: Vec<Input>,
     pub step_due_us: u64,
     pub paused_until_us: u64,
+    /// Its last step takes until then.
+    pub busy_until_us: u64,
+    /// When its clock leapt last.
+    pub leapt_us: u64,
     /// How far its clock has leapt ahead of where it would be, or has stood still behind it.
     pub ahead_us: i64,
     /// Tells this data directory from any other.
@@ -128,6 +134,7 @@ impl Member {
             wall_ms: 1_700_000_000_000,
             is_gone: false,
             durable: Durable::default(),
+            late_us: 0,
         }
     }
 
@@ -201,6 +208,8 @@ impl Life {
             inbox: Vec::new(),
             step_due_us: u64::MAX,
             paused_until_us: 0,
+            busy_until_us: 0,
+            leapt_us: 0,
             ahead_us: 0,
             directory_id,
             terms: BTreeMap::new(),

@@ -2,6 +2,7 @@
 //! set up, which faults strike. Each seed draws a subset (swarm): a run with everything on hides what a run
 //! with only two things on would find.
 
+use tenure_machine::{Level, level};
 use tenure_replica::Config;
 
 use crate::faults;
@@ -18,7 +19,21 @@ pub enum Changes {
     ToReplace,
 }
 
+/// What wide seeds have beyond the others. It is drawn from a stream of its own, so that all other seeds stay as they
+/// were.
+#[derive(Debug, Clone, Copy)]
+pub struct Wide {
+    /// The feature level that members support which are started after this.
+    pub level: Level,
+    pub raise_us: u64,
+    pub reuses_leases: bool,
+    pub raises_alarms: bool,
+    /// How long a step takes, at most: nothing else is done meanwhile.
+    pub step_us: u64,
+}
+
 pub struct Plan {
+    pub wide: Option<Wide>,
     pub members: u64,
     /// How long clients and faults go on before everything heals.
     pub active_us: u64,
@@ -64,8 +79,11 @@ impl Plan {
         let members = [1, 3, 3, 3, 3, 5][random.below(6) as usize];
         let slowness = if random.percent(8) { 20 } else { 1 };
         let few = random.percent(50);
-        let mut faults: Vec<&'static str> =
-            faults::NAMES.iter().copied().filter(|_| random.percent(if few { 15 } else { 35 })).collect();
+        let mut faults: Vec<&'static str> = faults::NAMES[..faults::NAMES.len() - faults::WIDE.len()]
+            .iter()
+            .copied()
+            .filter(|_| random.percent(if few { 15 } else { 35 }))
+            .collect();
         if members == 1 {
             faults.retain(|fault| !faults::BETWEEN_MEMBERS.contains(fault));
         }
@@ -112,7 +130,8 @@ impl Plan {
         let sync = random.spread(50, 8_000);
         let delay = random.spread(50, 3_000);
         let minutes_us = 60_000_000;
-        Plan {
+        let mut plan = Plan {
+            wide: None,
             members,
             active_us: match slowness {
                 1 => random.between(3_000_000, 10_000_000),
@@ -145,6 +164,58 @@ impl Plan {
             changes,
             faults,
             fault_pace_us: 3_000_000 * slowness,
+        };
+        plan.widen(&mut Random::new(seed, 5));
+        plan
+    }
+
+    /// Half of the seeds are wide, and one of 32 of them is large.
+    fn widen(&mut self, random: &mut Random) {
+        if self.keys_only || !random.percent(50) {
+            return;
+        }
+        let weights = Action::WIDE
+            .iter()
+            .map(|(action, weight)| (*action, if random.percent(25) { 0 } else { weight * random.between(1, 3) }));
+        self.weights.extend(weights.collect::<Vec<_>>());
+        // See `faults::clock_leap`: a member takes a leap for one more slow step.
+        let can_be_slow = !self.faults.contains(&"clock leap");
+        self.faults.extend(faults::WIDE.into_iter().filter(|_| random.percent(20) && can_be_slow));
+        self.wide = Some(Wide {
+            level: if random.percent(80) { level::HIGHEST } else { 0 },
+            raise_us: if random.percent(60) { 0 } else { random.spread(0, self.active_us) },
+            reuses_leases: random.percent(50),
+            raises_alarms: random.percent(20),
+            step_us: if random.percent(30) { random.spread(100, 20_000) } else { 0 },
+        });
+        if random.percent(15) {
+            self.replica.quota_bytes = random.between(4 << 10, 64 << 10);
+        }
+        if random.percent(20) {
+            self.replica.history_age_ms = random.between(1_000, 120_000);
+        }
+        if random.percent(25) {
+            // Hardly any log is kept, so that members come back by snapshots, and many calls are given up meanwhile.
+            self.replica.snapshot_floor_bytes = random.spread(512, 2 << 10);
+            (self.replica.log_tail_bytes, self.replica.catch_up_bytes) = (random.spread(0, 1 << 10), 1 << 10);
+            self.weights.extend([(Action::Lock, 20), (Action::Cancel, 15), (Action::Meddle, random.below(10))]);
+        }
+        if self.slowness == 1 && random.percent(3) {
+            let clients = random.spread(20, 200);
+            let more = clients / self.clients as u64 + 1;
+            self.think_us = (self.think_us.0 * more, self.think_us.1 * more);
+            self.clients = clients as usize;
+            (self.keys, self.lock_names) = (random.spread(12, 1000), random.spread(3, 50));
+        }
+    }
+
+    /// The feature level that the release supports which a member is started with at this time: in wide seeds members
+    /// are upgraded as they are restarted.
+    pub fn highest_level(&self, now_us: u64) -> Level {
+        match self.wide {
+            Some(wide) if now_us < wide.raise_us => 0,
+            Some(wide) => wide.level,
+            None => level::HIGHEST,
         }
     }
 
@@ -155,7 +226,9 @@ impl Plan {
     /// When every lease is gone after nobody renews it any more, whoever leads by then.
     pub fn expired_within_us(&self) -> u64 {
         let longest_ms = self.long_ttl_ms.map_or(self.ttl_ms.1, |(_, long_ms)| long_ms);
-        (longest_ms * 21 / 20 + 10 * self.replica.election_max_ms) * 1000 + 10_000_000
+        // A slow leader counts less time than passes, but no less than half of its shortest election timeout a step.
+        let slower = if self.faults.contains(&"slow member") { 8 } else { 1 };
+        ((longest_ms * 21 / 20 + 10 * self.replica.election_max_ms) * 1000 + 10_000_000) * slower
     }
 }
 
@@ -178,6 +251,7 @@ fn draw_replica(random: &mut Random, slowness: u64) -> Config {
         history_age_ms: 0,
         history_bytes: if random.percent(30) { random.between(10 << 10, 60 << 10) } else { 0 },
         range_budget: random.spread(0, 128) as usize,
+        compare_interval_ms: 5_000,
         ..Config::default()
     }
 }

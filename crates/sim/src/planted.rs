@@ -78,6 +78,13 @@ impl Planted {
                 Bug::GrantUnconfirmed,
                 Bug::ForgetChange,
                 Bug::SayNoLeader,
+                Bug::GrantOutlived,
+                Bug::RenewOtherMode,
+                Bug::RenewInName,
+                Bug::TellTheDead,
+                Bug::ForgetGivenUp,
+                Bug::NoticesOutOfOrder,
+                Bug::StopLeaseClock,
             ];
             all.extend(inside.map(Inside));
             let in_storage = [
@@ -128,7 +135,9 @@ pub struct Memory {
 impl Memory {
     pub fn spoil_inputs(&mut self, planted: Planted, inputs: &mut Vec<Input>) {
         match planted {
-            Planted::IgnoreCancel => inputs.retain(|input| !matches!(input, Input::Cancel { .. })),
+            Planted::IgnoreCancel => {
+                inputs.retain(|input| !matches!(input, Input::Cancel { .. } | Input::CancelLock { .. }))
+            }
             Planted::ProposeTwice => {
                 let twice = inputs.iter().find_map(|input| match input {
                     Input::Propose { call, command } if call % 16 == 0 => {

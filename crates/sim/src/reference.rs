@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use tenure_machine::snapshot::{Restore, chunks};
-use tenure_machine::{Command, Envelope, Machine, MemberId, Refusal, Reply, Revision, View, codec};
+use tenure_machine::{Command, Envelope, Machine, MemberChange, MemberId, Refusal, Reply, Revision, View, codec};
 use tenure_replica::{FIRST_INDEX, FIRST_TERM, LogEntry};
 use tenure_storage::Recovered;
 
@@ -223,7 +223,7 @@ impl Reference {
     fn apply_both(&mut self, index: u64, term: u64, envelope: &Envelope) -> Result<Outcome, String> {
         let command = &envelope.command;
         // Of one who is no member the state takes no description.
-        if let Command::Publish(member) = command
+        if let Command::Publish(member) | Command::ChangeMembers(MemberChange::Update { member }) = command
             && self.model.configuration().is_learner(member.id).is_none()
         {
             let reply = self.shadow.refuse(index, term, envelope, Refusal::MemberNotFound).reply;
@@ -329,7 +329,14 @@ fn changes_configuration(kind: u8) -> bool {
 fn is_members_own(command: &Command) -> bool {
     matches!(
         command,
-        Command::LeaseExpire { .. } | Command::LeaseCheckpoint { .. } | Command::Leave(_) | Command::Compact { .. }
+        Command::LeaseExpire { .. }
+            | Command::LeaseCheckpoint { .. }
+            | Command::Leave(_)
+            | Command::Compact { .. }
+            | Command::Alarm(_)
+            | Command::EndLeases
+            | Command::RaiseLevel { .. }
+            | Command::CompareStates
     )
 }
 
@@ -346,6 +353,7 @@ fn is_same(machine: &Result<Reply, Refusal>, model: &Result<Reply, Refusal>) -> 
             (&machine.name, machine.waiting) == (&model.name, model.waiting)
         }
         (Ok(Reply::ForceReleased(_)), Ok(Reply::Unlocked { .. })) => true,
+        (Ok(Reply::LockForgotten { .. }), Ok(Reply::LockForgotten { .. })) => true,
         (machine, model) => machine == model,
     }
 }

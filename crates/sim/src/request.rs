@@ -15,8 +15,11 @@ pub enum Request {
         epoch: u64,
     },
     TimeToLive(LeaseId),
+    LeaseTimes(Vec<LeaseId>),
     ChangeMembers(MemberChange),
     TransferLeader(Option<MemberId>),
+    /// Take the leader's state in the place of one's own.
+    Reseed,
 }
 
 /// A call as its client sees it.
@@ -51,7 +54,12 @@ impl Request {
                 let read = Read::LeaseTimeToLive(*lease);
                 Input::Read { call, read, consistency: Consistency::Linearizable }
             }
+            Request::LeaseTimes(leases) => {
+                let read = Read::LeaseTimes(leases.clone());
+                Input::Read { call, read, consistency: Consistency::Linearizable }
+            }
             Request::ChangeMembers(change) => Input::ChangeMembers { call, change: change.clone() },
+            Request::Reseed => Input::Reseed { call },
             Request::TransferLeader(to) => Input::TransferLeader { call, to: *to },
         }
     }

@@ -32,10 +32,10 @@ macro_rules! found {
 
 found! {
     a_waiter_whose_lease_has_ended_is_granted: Planted::Inside(Bug::GrantTheDead), "K3/K4", 2;
-    a_former_leader_answers_renewals: Planted::Inside(Bug::RenewUnconfirmed), "E1", 8;
+    a_former_leader_answers_renewals: Planted::Inside(Bug::RenewUnconfirmed), "E1", 54;
     a_confirmation_serves_later_reads: Planted::Inside(Bug::ShareContext), "K1", 186;
     index_and_state_are_stored_apart: Planted::StateApart, "K3", 1;
-    a_log_acknowledges_early: Planted::AcknowledgeEarly, "K3", 11;
+    a_log_acknowledges_early: Planted::AcknowledgeEarly, "K3", 3;
     a_snapshot_is_named_before_it_is_synced: Planted::InStorage(StorageBug::NameUnsynced), "K3", 3;
     a_compacted_state_comes_back_with_a_lower_revision: Planted::Inside(Bug::RevisionFalls), "K5", 0;
     a_slow_watcher_skips_what_was_compacted: Planted::Inside(Bug::SkipCompacted), "watch", 4;
@@ -43,24 +43,27 @@ found! {
     a_command_is_proposed_twice: Planted::ProposeTwice, "K3", 0;
     a_new_leader_ends_the_leases_of_the_living: Planted::Inside(Bug::FreeTheLiving), "E1", 2;
     a_late_clean_up_frees_what_a_retry_holds: Planted::Inside(Bug::LeaveAnybody), "K3/K4", 4;
-    a_put_ends_a_holders_place: Planted::Inside(Bug::PutEndsPlace), "K", 8;
+    a_put_ends_a_holders_place: Planted::Inside(Bug::PutEndsPlace), "K", 2;
     a_renewal_does_not_wait_for_an_expiry: Planted::Inside(Bug::RenewTheExpiring), "E1", 197;
-    an_empty_append_is_acknowledged_early: Planted::AcknowledgeEmpty, "", 8;
-    a_member_with_an_empty_disk_is_taken_for_itself: Planted::WelcomeStrangers, "", 343;
+    an_empty_append_is_acknowledged_early: Planted::AcknowledgeEmpty, "no member panics", 8;
+    a_member_with_an_empty_disk_is_taken_for_itself: Planted::WelcomeStrangers, "K3: logs agree", 343;
     a_waiter_whose_turn_was_skipped_is_forgotten: Planted::Inside(Bug::ForgetWaiters), "L8", 34;
     a_forwarded_command_is_taken_twice: Planted::Inside(Bug::ForgetOrigins), "K3/K4", 2;
     a_grant_is_told_after_its_end: Planted::Inside(Bug::GrantUnconfirmed), "L1", 188;
     a_torn_batch_is_believed: Planted::InStorage(StorageBug::BelieveTornBatch), "K3", 10;
     a_damaged_snapshot_is_believed: Planted::InStorage(StorageBug::BelieveChunk), "K3: damage is noticed", 10;
     a_change_of_members_is_forgotten: Planted::Inside(Bug::ForgetChange), "liveness", 133;
-    a_command_in_the_log_is_said_to_be_none: Planted::Inside(Bug::SayNoLeader), "K3", 14;
+    a_command_in_the_log_is_said_to_be_none: Planted::Inside(Bug::SayNoLeader), "K3", 0;
+    another_mode_is_told_to_be_held: Planted::Inside(Bug::RenewOtherMode), "K3/K4", 3;
+    the_lease_clock_of_a_slow_leader_stops: Planted::Inside(Bug::StopLeaseClock), "L8", 27;
+    a_place_is_not_left_whose_entry_was_skipped: Planted::Inside(Bug::ForgetGivenUp), "L6: no place", 449;
     a_refused_snapshot_takes_anothers_file: Planted::InStorage(StorageBug::TakeFile), "a good disk", 317;
     an_entry_loses_its_command: Planted::EmptyEntry, "K3", 1;
     a_read_is_stale: Planted::StaleRead, "K1", 0;
     a_change_is_never_shown_to_a_watch: Planted::SkipNotice, "watch", 0;
-    a_cancel_is_ignored: Planted::IgnoreCancel, "L6", 0;
+    a_cancel_is_ignored: Planted::IgnoreCancel, "L6", 1;
     a_clock_runs_fast: Planted::FastClock, "E1", 2;
-    a_holder_counts_from_the_answer: Planted::CountFromAnswer, "L3", 29;
+    a_holder_counts_from_the_answer: Planted::CountFromAnswer, "L3", 8;
     a_member_keeps_its_whole_log: Planted::KeepTail, "memory", 0;
 }
 

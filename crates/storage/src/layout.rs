@@ -9,6 +9,9 @@ pub(crate) const STAMP_TEMPORARY: &str = "STAMP.tmp";
 /// The data directories of the other members.
 pub(crate) const PEERS: &str = "PEERS";
 pub(crate) const PEERS_TEMPORARY: &str = "PEERS.tmp";
+/// Where this member listens and is found.
+pub(crate) const ADDRESSES: &str = "ADDRESSES";
+pub(crate) const ADDRESSES_TEMPORARY: &str = "ADDRESSES.tmp";
 /// Its presence says that this member is to become a voter.
 pub(crate) const CANDIDATE: &str = "CANDIDATE";
 const TEMPORARY: &str = ".tmp";
@@ -21,6 +24,7 @@ pub(crate) enum Name {
     StampTemporary,
     Peers,
     Candidate,
+    Addresses,
     Segment { sequence: u64 },
     Snapshot { index: u64, term: u64 },
     Temporary,
@@ -35,7 +39,8 @@ impl Name {
             STAMP_TEMPORARY => return Self::StampTemporary,
             PEERS => return Self::Peers,
             CANDIDATE => return Self::Candidate,
-            PEERS_TEMPORARY => return Self::Temporary,
+            ADDRESSES => return Self::Addresses,
+            PEERS_TEMPORARY | ADDRESSES_TEMPORARY => return Self::Temporary,
             _ => {}
         }
         let (stem, temporary) = match name.strip_suffix(TEMPORARY) {
@@ -95,6 +100,8 @@ mod tests {
         assert_eq!(Name::parse(STAMP), Name::Stamp);
         assert_eq!(Name::parse(PEERS), Name::Peers);
         assert_eq!(Name::parse(CANDIDATE), Name::Candidate);
+        assert_eq!(Name::parse(ADDRESSES), Name::Addresses);
+        assert_eq!(Name::parse(ADDRESSES_TEMPORARY), Name::Temporary);
         assert_eq!(Name::parse(PEERS_TEMPORARY), Name::Temporary);
         assert_eq!(Name::parse(STAMP_TEMPORARY), Name::StampTemporary);
     }

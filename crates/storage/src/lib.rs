@@ -18,6 +18,7 @@
 
 #![forbid(unsafe_code)]
 
+mod addresses;
 mod aligned;
 mod background;
 mod batch;
@@ -40,6 +41,7 @@ mod stamp;
 mod store;
 mod types;
 
+pub use addresses::Addresses;
 pub use candidacy::Candidacy;
 pub use disk::{Disk, DiskFile, Found};
 pub use error::{Fault, OpenError};

@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::addresses::Addresses;
 use crate::batch::Position;
 use crate::candidacy::Candidacy;
 use crate::disk::{Disk, Found};
@@ -135,6 +136,10 @@ impl<D: Disk> Store<D> {
 
     pub fn candidacy(&self) -> Candidacy<D> {
         Candidacy::new(self.disk.clone(), self.directory.clone(), self.peers.directory_lock())
+    }
+
+    pub fn addresses(&self) -> Addresses<D> {
+        Addresses::new(self.disk.clone(), self.directory.clone(), self.peers.directory_lock())
     }
 
     pub fn snapshot_reader(&self) -> Result<SnapshotReader<D>, Fault> {

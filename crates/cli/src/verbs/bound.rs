@@ -8,6 +8,7 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
+use crate::output::note;
 use rustix::process::getppid;
 
 /// The hidden verb under which this binary binds itself to its parent and goes on with another verb.
@@ -52,6 +53,6 @@ pub fn hidden_main() -> Option<ExitCode> {
         Some(Err(error)) => error,
         None => io::Error::other("it is not said who its parent is"),
     };
-    eprintln!("error: cannot start: {error}");
+    note(format_args!("error: cannot start: {error}"));
     Some(ExitCode::FAILURE)
 }

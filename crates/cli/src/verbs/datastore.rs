@@ -15,6 +15,7 @@ use tenure_server::config::TENURE_VERSION;
 use tenure_server::units::parse_size;
 
 use super::serving::{ClientOptions, Signals, checked_address, checked_size, shutdown};
+use crate::output::note;
 use crate::settings::Global;
 use crate::{logging, notify};
 
@@ -45,7 +46,7 @@ pub struct Datastore {
     #[command(flatten)]
     flags: Flags,
     /// error, warn, info, debug or trace
-    #[arg(long, env = "TENURE_LOG", value_name = "LEVEL")]
+    #[arg(long, env = "TENURE_LOG_LEVEL", value_name = "LEVEL")]
     log_level: Option<String>,
     #[command(flatten)]
     _client_options: ClientOptions,
@@ -79,7 +80,8 @@ struct Flags {
 
 impl Datastore {
     pub async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
-        logging::start(self.log_level.as_deref().unwrap_or("info"))?;
+        let level = self.log_level.or_else(logging::level_in_environment);
+        logging::start(level.as_deref().unwrap_or("info"))?;
         let file: Flags = global.file()?.datastore.try_into().map_err(|error| anyhow!("in [datastore]: {error}"))?;
         let config = self.flags.over(file).config()?;
         let (data_dir, signed) = (config.data_dir.clone(), config.signing.is_some());
@@ -144,11 +146,11 @@ fn greet(address: SocketAddr, data_dir: &Path, signed: bool) {
         tracing::info!(version = TENURE_VERSION, %address, %data, signed, "ready");
         return;
     }
-    eprintln!("tenure {TENURE_VERSION}, data store");
-    eprintln!("  writes   POST http://{address}/write{}", if signed { "  (signed tokens only)" } else { "" });
-    eprintln!("  reads    GET http://{address}/read?key=KEY, GET http://{address}/keys");
-    eprintln!("  data     {data}");
-    eprintln!("  stop     Ctrl-C");
+    note(format_args!("tenure {TENURE_VERSION}, data store"));
+    note(format_args!("  writes   POST http://{address}/write{}", if signed { "  (signed tokens only)" } else { "" }));
+    note(format_args!("  reads    GET http://{address}/read?key=KEY, GET http://{address}/keys"));
+    note(format_args!("  data     {data}"));
+    note(format_args!("  stop     Ctrl-C"));
 }
 
 /// Adds what to do, where the error itself cannot know our flags.

@@ -18,9 +18,10 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::exec::signals::{self, Signals};
 use super::serving::ClientOptions;
-use crate::output::{self, Column, Format, Listing, color_on_stderr, color_on_stdout, column, number};
+use crate::keyboard::Keyboard;
+use crate::output::{self, Column, Format, Listing, color_on_stderr, color_on_stdout, column, note, number};
 use crate::settings::Global;
-use keys::{Keyboard, Order};
+use keys::Order;
 use layout::Layout;
 use member::{Heard, Member, News, Role};
 use saying::{Saying, WARNING};
@@ -98,7 +99,7 @@ impl Dev {
                 },
             }
         }
-        eprintln!("stopping");
+        note(format_args!("stopping"));
         cluster.end(&mut heard, &mut signals).await?;
         Ok(ExitCode::SUCCESS)
     }
@@ -106,13 +107,18 @@ impl Dev {
 
 fn greet(layout: &Layout, has_keys: bool) {
     let endpoints = layout.endpoints();
-    eprintln!("tenure {}, {} members", env!("CARGO_PKG_VERSION"), layout.places.len());
-    eprintln!("  data     {}", layout.directory.display());
-    eprintln!("  try      tenure --endpoints {endpoints} status");
+    note(format_args!("tenure {}, {} members", env!("CARGO_PKG_VERSION"), layout.places.len()));
+    note(format_args!("  data     {}", layout.directory.display()));
+    note(format_args!("  try      tenure --endpoints {endpoints} status"));
     if has_keys {
         let last = layout.places.len();
-        eprintln!("  keys     1-{last} kill or start, p1-p{last} pause or resume, s status, q quit, ? help");
+        note(format_args!("  keys     1-{last} kill or start, p1-p{last} pause or resume, s status, q quit, ? help"));
     }
+}
+
+/// Writes to stdout. The members run on if nothing reads it any more.
+fn tell(text: &str) {
+    let _ = output::print(text);
 }
 
 struct Cluster {
@@ -128,7 +134,8 @@ struct Cluster {
 impl Cluster {
     fn new(layout: Layout, global: &Global) -> (Cluster, UnboundedReceiver<Heard>) {
         let mut flags: Vec<OsString> = vec!["--cluster".into(), layout.cluster().into()];
-        if std::env::var_os("TENURE_LOG").is_none() {
+        let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        if !is_set("TENURE_LOG_LEVEL") && !is_set("TENURE_LOG") {
             flags.extend(["--log-level".into(), "warn".into()]);
         }
         if let Some(file) = &global.config {
@@ -148,40 +155,30 @@ impl Cluster {
     async fn obey(&mut self, order: Order) -> anyhow::Result<()> {
         match order {
             Order::Toggle(index) | Order::Pause(index) if index >= self.members.len() => {
-                eprintln!("there is no member {}", index + 1);
-                Ok(())
-            }
-            Order::Toggle(index) if self.members[index].is_up() => {
-                self.members[index].kill();
-                self.show(index)
+                note(format_args!("there is no member {}", index + 1));
             }
             Order::Toggle(index) => {
-                if let Err(error) = self.start(index).await {
-                    crate::report(&error);
+                match self.members[index].is_up() {
+                    true => self.members[index].kill(),
+                    false => self.start(index).await.unwrap_or_else(|error| crate::report(&error)),
                 }
-                self.show(index)
+                self.show(index);
             }
             Order::Pause(index) if self.members[index].is_up() => {
                 self.members[index].pause();
-                self.show(index)
+                self.show(index);
             }
             Order::Pause(index) => {
-                eprintln!("{} is down: {} starts it", self.members[index].place.name, index + 1);
-                Ok(())
+                note(format_args!("{} is down: {} starts it", self.members[index].place.name, index + 1));
             }
             Order::Status => {
                 self.ask_all().await?;
-                Ok(self.listing().print(Format::Table)?)
+                tell(&self.listing().render(Format::Table));
             }
-            Order::Help | Order::Quit => {
-                eprintln!("{KEYS}");
-                Ok(())
-            }
-            Order::Unknown(key) => {
-                eprintln!("{key:?} means nothing here; ? shows what does");
-                Ok(())
-            }
+            Order::Help | Order::Quit => note(KEYS),
+            Order::Unknown(key) => note(format_args!("{key:?} means nothing here; ? shows what does")),
         }
+        Ok(())
     }
 
     /// How they are just now, not when they were last asked.
@@ -212,8 +209,8 @@ impl Cluster {
                 Saying::Logged { label, text } => {
                     let name = &member.place.name;
                     match color_on_stderr() && !label.is_empty() {
-                        true => eprintln!("{name}  \x1b[1;33m{label}\x1b[0m{text}"),
-                        false => eprintln!("{name}  {label}{text}"),
+                        true => note(format_args!("{name}  \x1b[1;33m{label}\x1b[0m{text}")),
+                        false => note(format_args!("{name}  {label}{text}")),
                     }
                 }
             },
@@ -221,7 +218,7 @@ impl Cluster {
                 let before = (member.role, member.term);
                 member.learn(status.as_deref());
                 if before != (member.role, member.term) && !self.is_ending {
-                    self.show(index)?;
+                    self.show(index);
                 }
             }
             News::Ended => {
@@ -234,8 +231,8 @@ impl Cluster {
                     true => bail!("{name} cannot start: {end}"),
                     false if self.is_ending => {}
                     false => {
-                        eprintln!("{name}  ended: {end}");
-                        self.show(index)?;
+                        note(format_args!("{name}  ended: {end}"));
+                        self.show(index);
                     }
                 }
             }
@@ -244,7 +241,7 @@ impl Cluster {
     }
 
     /// A line on how this member is now.
-    fn show(&self, index: usize) -> anyhow::Result<()> {
+    fn show(&self, index: usize) {
         let Member { place, role, term, revision, .. } = &self.members[index];
         let color = match role {
             _ if !color_on_stdout() => None,
@@ -261,7 +258,7 @@ impl Cluster {
             _ => String::new(),
         };
         let line = format!("{}  {on}{:<9}{off}  {known}", place.name, role.name());
-        Ok(output::print(&format!("{}\n", line.trim_end()))?)
+        tell(&format!("{}\n", line.trim_end()));
     }
 
     fn listing(&self) -> Listing {
@@ -294,7 +291,7 @@ impl Cluster {
             }
         }
         for member in self.members.iter_mut().filter(|member| member.is_up()) {
-            eprintln!("{} does not end and is killed", member.place.name);
+            note(format_args!("{} does not end and is killed", member.place.name));
             member.kill();
         }
         Ok(())

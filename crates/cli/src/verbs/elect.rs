@@ -7,8 +7,8 @@ use clap::Args;
 use serde_json::json;
 use tenure_client::{CampaignRequest, Client, Leader, LockError, Lost};
 
-use super::asking::{parse_name, parse_ttl, show_waiting, warn_of_short_ttl};
-use super::holding::{BUSY, FAREWELL, LOST, LetGo};
+use super::asking::{default_holder, parse_name, parse_ttl, show_waiting, warn_of_short_ttl, within};
+use super::holding::{BUSY, LOST, LetGo, settle};
 use crate::bytes_text::{printable, to_json};
 use crate::output::{Format, Record};
 use crate::settings::{Global, Session};
@@ -17,11 +17,12 @@ use tenure_server::units::parse_duration;
 const EXAMPLE: &str = "\
 Examples:
   tenure elect scheduler node-1         waits to be elected, leads until Ctrl-C or Ctrl-D
-  tenure elect -n scheduler node-1      ends with 75 if somebody else leads
+  tenure elect scheduler node-1 & … kill $!       in a script: leads until it is signalled
+  tenure elect -n scheduler node-1      ends with 75 if another candidate leads
   tenure elect --observe scheduler      every leader from now on";
 
 const EXIT_CODES: &str = "\
-Exit codes: 0 resigned, 75 somebody else leads, 122 the leadership may be lost, 128+N signal N ended the wait,
+Exit codes: 0 resigned, 75 another candidate leads, 122 the leadership may be lost, 128+N signal N ended the wait,
 1 anything else.";
 
 /// Stand in an election, or follow it
@@ -40,14 +41,14 @@ pub struct Elect {
     /// Show every leader from now on
     #[arg(long)]
     observe: bool,
-    /// Do not wait if somebody leads
+    /// Do not wait if another candidate leads
     #[arg(short = 'n', long, conflicts_with_all = ["wait", "observe"])]
     no_wait: bool,
     /// Wait at most so long, as in 30s or 5m [default: as long as it takes]
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "observe")]
     wait: Option<Duration>,
-    /// Who leads, for others to read [default: host and process]
-    #[arg(long, value_name = "TEXT", conflicts_with = "observe")]
+    /// Who leads, for others to read [default: USER@HOST:PROCESS]
+    #[arg(long, env = "TENURE_HOLDER", value_name = "TEXT")]
     holder: Option<String>,
     /// How long the server keeps the leadership if it hears nothing from here
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_ttl, conflicts_with = "observe")]
@@ -60,8 +61,9 @@ impl Elect {
         if self.observe {
             return self.observe(&client, format).await;
         }
-        let code = self.lead(&client, format).await;
-        let _ = tokio::time::timeout(FAREWELL, client.settled()).await;
+        let mut is_answered = true;
+        let code = self.lead(&client, format, &mut is_answered).await;
+        settle(&client, is_answered).await;
         code
     }
 
@@ -72,17 +74,18 @@ impl Elect {
         }
     }
 
-    async fn lead(&self, client: &Client, format: Format) -> anyhow::Result<ExitCode> {
+    async fn lead(&self, client: &Client, format: Format, is_answered: &mut bool) -> anyhow::Result<ExitCode> {
         let mut let_go = LetGo::listen()?;
         let value = self.value.clone().unwrap_or_default();
         let elected = tokio::select! {
-            elected = self.campaign(client, &value).lead() => elected,
+            elected = within(self.wait, &self.name, || self.campaign(client, &value).lead()) => elected,
             code = let_go.signalled() => return Ok(ExitCode::from(code)),
-            () = show_waiting(client, &self.name) => unreachable!("it tells until it is dropped"),
+            () = show_waiting(client, &self.name, None) => unreachable!("it tells until it is dropped"),
         };
         let leadership = match elected {
             Ok(leadership) => leadership,
-            Err(error @ (LockError::Busy { .. } | LockError::Timeout { .. })) => {
+            Err(error) if error.is_busy() => {
+                *is_answered = !error.is_unanswered();
                 crate::report(&error.into());
                 return Ok(ExitCode::from(BUSY));
             }
@@ -116,10 +119,7 @@ impl Elect {
         if let Some(wait) = self.wait {
             campaign = campaign.wait(wait);
         }
-        if let Some(holder) = &self.holder {
-            campaign = campaign.holder(holder);
-        }
-        campaign
+        campaign.holder(self.holder.clone().unwrap_or_else(default_holder))
     }
 
     fn lost(&self, lost: &Lost) -> ExitCode {

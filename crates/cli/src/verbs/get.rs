@@ -7,7 +7,7 @@ use tenure_client::{Order, SortBy};
 
 use super::pairs;
 use crate::bytes_text::printable;
-use crate::output::{self, Format, Record};
+use crate::output::{self, Format, Record, note};
 use crate::selection::Selection;
 use crate::settings::{Global, Session};
 
@@ -72,7 +72,7 @@ impl Get {
             anyhow::bail!("there is no key {}", printable(key.as_encoded_bytes()));
         }
         if found.more && !format.is_json() {
-            eprintln!("{} of {} keys", found.pairs.len(), found.count);
+            note(format_args!("{} of {} keys", found.pairs.len(), found.count));
         }
         match (format, self.value_only, self.keys_only) {
             (Format::Table | Format::Wide, true, _) => {

@@ -9,7 +9,7 @@ use tenure_client::Client;
 
 use crate::bytes_text::{printable, to_json};
 use crate::follow::Follow;
-use crate::output::{Column, Format, Listing, Record, column, number};
+use crate::output::{Column, Format, Listing, Record, column, note, number};
 use crate::settings::{Global, Session};
 use tenure_server::units::parse_duration;
 
@@ -21,7 +21,7 @@ Examples:
 
 /// Grant, renew, look at and revoke leases
 ///
-/// A lease is a time after which its keys are deleted, unless somebody renews it.
+/// A lease is a time after which its keys are deleted, unless it is renewed.
 #[derive(Args)]
 #[command(before_help = EXAMPLE, subcommand_required = true, arg_required_else_help = true)]
 pub struct Lease {
@@ -97,7 +97,10 @@ impl Lease {
             Action::Grant(grant) => {
                 let lease = client.grant_lease(grant.ttl, grant.id.unwrap_or(0)).await?;
                 if lease.ttl > grant.ttl && grant.ttl.subsec_nanos() == 0 {
-                    eprintln!("the server raised the time to {} s, the shortest it grants", lease.ttl.as_secs());
+                    note(format_args!(
+                        "the server raised the time to {} s, the shortest it grants",
+                        lease.ttl.as_secs()
+                    ));
                 }
                 let json = json!({ "lease": format!("{:x}", lease.id), "ttl_seconds": lease.ttl.as_secs() });
                 let sentence = match format {

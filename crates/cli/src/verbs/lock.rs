@@ -1,13 +1,15 @@
 //! `tenure lock`: takes a lock and holds it until it is let go.
 
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::json;
 use tenure_client::{Client, LockError};
 
-use super::asking::{Asking, show_waiting, warn_of_short_ttl};
-use super::holding::{BUSY, FAREWELL, LOST, LetGo};
+use super::asking::{Asking, warn_of_short_ttl};
+use super::holding::{BUSY, LOST, LetGo, settle};
+use crate::bytes_text::printable;
 use crate::output::{Format, Record};
 use crate::settings::{Global, Session};
 
@@ -15,13 +17,16 @@ const EXAMPLE: &str = "\
 Examples:
   tenure lock deploy/prod               prints the token, holds until Ctrl-C or Ctrl-D
   sleep 60 | tenure lock maintenance    for as long as its input is open
+  tenure lock nightly & … kill $!       in a script: holds until it is signalled
   tenure lock -s config -o json";
 
 const EXIT_CODES: &str = "\
-Exit codes: 0 let go, 75 busy, 122 the lock was lost meanwhile, 128+N signal N ended the wait, 1 anything else.
+Exit codes: 0 let go, 75 busy or a deadlock, 122 the lock was lost meanwhile, 128+N signal N ended the wait, 1 anything else.
 To run a command under a lock, and have it ended if the lock is lost, use `tenure exec`.";
 
 /// Take a lock and hold it
+///
+/// It is held until a signal comes, or until standard input ends if that is a terminal or a pipe.
 #[derive(Args)]
 #[command(before_help = EXAMPLE, after_help = EXIT_CODES)]
 pub struct Lock {
@@ -32,22 +37,24 @@ pub struct Lock {
 impl Lock {
     pub async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
         let Session { client, format } = global.session().await?;
-        let code = self.hold(&client, format).await;
-        let _ = tokio::time::timeout(FAREWELL, client.settled()).await;
+        let mut is_answered = true;
+        let code = self.hold(&client, format, &mut is_answered).await;
+        settle(&client, is_answered).await;
         code
     }
 
-    async fn hold(&self, client: &Client, format: Format) -> anyhow::Result<ExitCode> {
+    async fn hold(&self, client: &Client, format: Format, is_answered: &mut bool) -> anyhow::Result<ExitCode> {
         let mut let_go = LetGo::listen()?;
         let acquired = tokio::select! {
-            acquired = self.asking.request(client).acquire() => acquired,
+            acquired = self.asking.acquire(|| self.asking.request(client)) => acquired,
             code = let_go.signalled() => return Ok(ExitCode::from(code)),
-            () = show_waiting(client, &self.asking.name) => unreachable!("it tells until it is dropped"),
+            () = self.asking.show_waiting(client) => unreachable!("it tells until it is dropped"),
         };
         let guard = match acquired {
             Ok(guard) => guard,
-            Err(error @ (LockError::Busy { .. } | LockError::Timeout { .. })) => {
-                crate::report(&error.into());
+            Err(error) if error.is_busy() => {
+                *is_answered = !error.is_unanswered();
+                crate::report(&self.asking.explain(client, error).await);
                 return Ok(ExitCode::from(BUSY));
             }
             Err(error) => return Err(error.into()),
@@ -65,7 +72,14 @@ impl Lock {
         if !signature.is_empty() {
             json["signature"] = signature.into();
         }
-        Record { sentence: guard.token().to_string(), json }.print(format)?;
+        let sentence = match io::stdout().is_terminal() {
+            true => {
+                let end = if let_go.hears_input() { "Ctrl-C or Ctrl-D releases it" } else { "a signal releases it" };
+                format!("holding {}, token {}; {end}", printable(guard.name().as_bytes()), guard.token())
+            }
+            false => guard.token().to_string(),
+        };
+        Record { sentence, json }.print(format)?;
         tokio::select! {
             () = let_go.wait() => {}
             lost = guard.lost() => {

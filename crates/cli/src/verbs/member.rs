@@ -1,6 +1,10 @@
 //! `tenure member`: who belongs to the cluster.
 
+mod level;
+mod reseed;
+
 use std::cell::Cell;
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::process::ExitCode;
 
 use anyhow::{anyhow, bail};
@@ -8,8 +12,11 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use tenure_client::{Client, Error, Member as Listed, Members};
 
+use self::level::Level;
+use self::reseed::Reseed;
+use super::serving::impossible_port;
 use crate::follow::Follow;
-use crate::output::{Column, Format, Listing, Record, column};
+use crate::output::{Column, Format, Listing, Record, column, note};
 use crate::settings::{Global, Session};
 
 const EXAMPLE: &str = "\
@@ -17,7 +24,9 @@ Examples:
   tenure member list
   tenure member remove n3
   tenure member transfer n2             n2 leads from now on
-  tenure member leave                   the member at the endpoint leaves the cluster";
+  tenure member leave                   the member at the endpoint leaves the cluster
+  tenure member level                   what all members have agreed that commands mean
+  tenure member reseed n3               n3 takes the leader's state";
 
 /// List, add, remove and promote members, and say who leads
 ///
@@ -38,6 +47,8 @@ enum Action {
     Promote(Promote),
     Leave(Leave),
     Transfer(Transfer),
+    Level(Level),
+    Reseed(Reseed),
 }
 
 /// List all members
@@ -48,16 +59,20 @@ struct List {
     follow: Follow,
 }
 
-/// Make room for a member that has not started yet
+/// Make room for a member that has not started yet, and print the command that starts it
 ///
-/// It takes its place when it is started with --join. As a voter it counts at once, started or not.
+/// It is added as a learner, which does not count for the quorum, and asks for its vote itself when it has started
+/// and caught up. So the cluster keeps its quorum if the new member never comes.
 #[derive(Args)]
-#[command(before_help = "Example:\n  tenure member add --learner 10.0.0.4:2380")]
+#[command(before_help = "Example:\n  tenure member add 10.0.0.4:2380")]
 struct Add {
     /// Where the other members will find it
     #[arg(value_name = "HOST:PORT", value_parser = peer_url)]
     peer: String,
-    /// Without a vote, until it is promoted
+    /// Name of the new member [default: n with the next free number]
+    #[arg(long)]
+    name: Option<String>,
+    /// It stays a learner when it has caught up, until `tenure member promote`
     #[arg(long)]
     learner: bool,
 }
@@ -70,7 +85,7 @@ struct Add {
 struct Remove {
     #[arg(value_name = "NAME|ID")]
     member: String,
-    /// Even if those who are left and can be reached are too few to go on
+    /// Remove it even if too few of the others can be reached: the cluster may lose its quorum
     #[arg(long)]
     force: bool,
 }
@@ -121,9 +136,11 @@ impl Member {
             }
             Action::Add(add) => add.run(&client, format).await?,
             Action::Remove(Remove { member, force }) => {
-                let member = find(&client, &member).await?;
+                let members = client.members().await?.members;
+                let member = pick(&members, &member)?;
+                refuse_last_voter(&members, member.id)?;
                 let removed = client.remove_member(member.id, force).await;
-                removed.map_err(|error| advise(error, if force { LAST_VOTE } else { TOO_FEW }))?;
+                removed.map_err(|error| advise(error, if force { LAST_VOTER } else { TOO_FEW }))?;
                 tell("removed", &member, format)?;
             }
             Action::Update(Update { member, peer }) => {
@@ -133,10 +150,15 @@ impl Member {
             }
             Action::Promote(Promote { member }) => {
                 let member = find(&client, &member).await?;
+                if !member.is_learner {
+                    bail!("{} is a voter already", name_of(&member));
+                }
                 client.promote_member(member.id).await?;
                 tell("promoted", &member, format)?;
             }
             Action::Leave(Leave {}) => leave(&client, format).await?,
+            Action::Level(level) => level.run(&client, format).await?,
+            Action::Reseed(reseed) => reseed.run(&client, format).await?,
             Action::Transfer(Transfer { to }) => transfer(&client, to.as_deref(), format).await?,
         }
         Ok(ExitCode::SUCCESS)
@@ -145,19 +167,66 @@ impl Member {
 
 impl Add {
     async fn run(self, client: &Client, format: Format) -> anyhow::Result<()> {
-        let Add { peer, learner } = self;
-        let before = client.members().await?;
-        let after = client.add_member(vec![peer.clone()], learner).await?;
-        let is_new = |member: &&Listed| !before.members.iter().any(|known| known.id == member.id);
+        let Add { peer, name, learner } = self;
+        let before = client.members().await?.members;
+        let name = name.unwrap_or_else(|| free_name(&before));
+        if before.iter().any(|member| member.name == name) {
+            bail!("a member named {name} exists already: choose another --name");
+        }
+        let after = client.add_member(vec![peer.clone()], true).await?;
+        let is_new = |member: &&Listed| !before.iter().any(|known| known.id == member.id);
         let added = after.members.iter().find(is_new).ok_or_else(|| anyhow!("the new member is not listed"))?;
-        let vote = if learner { "as a learner" } else { "as a voter" };
-        let address = bare(&peer);
-        let sentence = format!(
-            "added {:x} {vote}; start it with tenure serve --peer-listen {address} --join {}",
-            added.id,
-            before.members.iter().flat_map(|member| &member.peer_addresses).next().map_or("HOST:PORT", |url| bare(url)),
-        );
-        Ok(Record { sentence, json: member_json(added, None) }.print(format)?)
+        let command = start_command(&name, bare(&peer), &before, learner);
+        let becomes = if learner { "" } else { "; it becomes a voter when it has started and caught up" };
+        let sentence = format!("added {:x} as a learner{becomes}. Start it with\n  {command}", added.id);
+        let mut json = member_json(added, None);
+        json["command"] = command.into();
+        Ok(Record { sentence, json }.print(format)?)
+    }
+}
+
+fn free_name(members: &[Listed]) -> String {
+    let is_free = |name: &String| !members.iter().any(|member| member.name == *name);
+    let first = members.len() + 1;
+    (first..).map(|number| format!("n{number}")).find(is_free).expect("numbers do not end")
+}
+
+/// The command that starts a new member. It works on a machine where other members run, too: it shares neither a
+/// port nor a directory with them.
+fn start_command(name: &str, peer: &str, members: &[Listed], learner: bool) -> String {
+    let (host, port) = peer.rsplit_once(':').unwrap_or((peer, "2380"));
+    let port: u16 = port.parse().unwrap_or(2380);
+    let is_taken = |address: &str| {
+        let listed = |member: &Listed| {
+            let mut urls = member.peer_addresses.iter().chain(&member.client_addresses);
+            urls.any(|url| bare(url) == address)
+        };
+        address == peer || members.iter().any(listed)
+    };
+    let client_ports = std::iter::once(port.saturating_sub(1)).chain(port.saturating_add(1)..u16::MAX);
+    let addresses = client_ports.filter(|port| *port != 0).map(|port| format!("{host}:{port}"));
+    let listen = addresses.filter(|address| !is_taken(address)).find(|address| is_bindable(address));
+    let listen = listen.unwrap_or_else(|| format!("{host}:2379"));
+    let join =
+        members.iter().flat_map(|member| &member.peer_addresses).map(|url| bare(url)).next().unwrap_or("HOST:PORT");
+    let mut command = format!(
+        "tenure serve --name {name} --data-dir tenure-data-{name} --listen {listen} --peer-listen {peer} --join {join}"
+    );
+    if learner {
+        command.push_str(" --learner");
+    }
+    let is_local = host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    if !is_local {
+        command.push_str(" --insecure");
+    }
+    command
+}
+
+/// Whether this machine could listen there. Addresses of other machines cannot be tried, and count.
+fn is_bindable(address: &str) -> bool {
+    match address.parse::<SocketAddr>() {
+        Ok(address) if address.ip().is_loopback() => TcpListener::bind(address).is_ok(),
+        _ => true,
     }
 }
 
@@ -165,14 +234,21 @@ const COLUMNS: &[Column] =
     &[column("ID"), column("NAME"), column("ROLE"), column("PEER ADDRESS"), column("CLIENT ADDRESS")];
 
 async fn list(client: &Client, is_told: &Cell<bool>) -> anyhow::Result<Listing> {
-    let leader = client.status().await.map_or(0, |status| status.leader);
-    let found = match leader {
-        0 => last_known(client, is_told).await?,
+    let known_leader = client.status().await.map_or(0, |status| status.leader);
+    let confirmed = match known_leader {
+        0 => None,
         _ => match client.members().await {
-            Err(Error::NoLeader { .. }) => last_known(client, is_told).await?,
-            found => found?,
+            // The member that answered has not noticed yet that it cannot lead any more.
+            Err(Error::NoLeader { .. } | Error::Timeout { .. }) => None,
+            found => Some(found?),
         },
     };
+    let leader = confirmed.is_some().then_some(known_leader);
+    let mut found = match confirmed {
+        Some(found) => found,
+        None => last_known(client, is_told).await?,
+    };
+    found.members.sort_by(|a, b| (a.name.is_empty(), &a.name, a.id).cmp(&(b.name.is_empty(), &b.name, b.id)));
     let mut listing = Listing::new("members", COLUMNS).about("cluster", format!("{:x}", found.header.cluster));
     for member in &found.members {
         let addresses = |urls: &[String]| match urls {
@@ -184,35 +260,44 @@ async fn list(client: &Client, is_told: &Cell<bool>) -> anyhow::Result<Listing> 
             vec![
                 format!("{:x}", member.id),
                 name.to_owned(),
-                role(member, Some(leader)).to_owned(),
+                role(member, leader).to_owned(),
                 addresses(&member.peer_addresses),
                 addresses(&member.client_addresses),
             ],
-            member_json(member, Some(leader)),
+            member_json(member, leader),
         );
     }
     Ok(listing)
 }
 
-/// Whoever looks for the reason why nobody leads wants to know who belongs to the cluster.
+/// The members as one of them knows them: without a leader that is all there is, and it helps to find out why.
 async fn last_known(client: &Client, is_told: &Cell<bool>) -> anyhow::Result<Members> {
     let known = client.known_members().await?;
     if !is_told.replace(true) {
-        eprintln!("nobody leads: these are the members as one of them knew them last");
+        note("the cluster has no leader: these are the members as one of them knew them last");
     }
     Ok(known)
 }
 
-const TOO_FEW: &str =
-    "too few of those who stay can be reached; start one of them first, or say --force if it is to be so all the same";
-const LAST_VOTE: &str = "nobody would be left who votes";
-const TOO_FEW_TO_LEAVE: &str = "too few of those who stay can be reached; start one of them first, or take this one out with tenure member remove --force";
+const TOO_FEW: &str = "too few of the other members can be reached: the cluster would lose its quorum. Start one of them first. Use --force to do it anyway.";
+const LAST_VOTER: &str = "the cluster would have no voter left";
+const TOO_FEW_TO_LEAVE: &str = "too few of the other members can be reached: the cluster would lose its quorum. Start one of them first. Use tenure member remove --force to do it anyway.";
 
-/// etcd's words for it do not say what to do.
-fn advise(error: Error, advice: &str) -> anyhow::Error {
+fn refuse_last_voter(members: &[Listed], id: u64) -> anyhow::Result<()> {
+    let is_learner = members.iter().any(|member| member.id == id && member.is_learner);
+    match is_learner || members.iter().any(|member| member.id != id && !member.is_learner) {
+        true => Ok(()),
+        false => bail!(LAST_VOTER),
+    }
+}
+
+/// Replaces etcd's words for a change that would lose the quorum by what to do.
+fn advise(error: Error, advice: &'static str) -> anyhow::Error {
     match &error {
-        Error::Refused { message, .. } if message.contains("not enough started members") => {
-            anyhow!("{error}: {advice}")
+        Error::Refused { message, .. }
+            if message.contains("not enough started members") || message.contains("unhealthy cluster") =>
+        {
+            anyhow!(advice)
         }
         _ => error.into(),
     }
@@ -240,10 +325,11 @@ fn member_json(member: &Listed, leader: Option<u64>) -> Value {
 }
 
 async fn leave(client: &Client, format: Format) -> anyhow::Result<()> {
-    // Only the first: whoever names several endpoints does not mean all of them.
+    // Only the first: several endpoints do not mean that all of them leave.
     let Some((_, client)) = client.each().into_iter().next() else { bail!("no endpoint is given") };
     let id = client.status().await?.header.member;
     let members = client.members().await?.members;
+    refuse_last_voter(&members, id)?;
     let Some(own) = members.into_iter().find(|member| member.id == id) else {
         bail!("the member at the endpoint is not listed");
     };
@@ -265,9 +351,18 @@ async fn transfer(client: &Client, to: Option<&str>, format: Format) -> anyhow::
     let addresses = members.iter().find(|member| member.id == leader).map(|member| member.client_addresses.join(","));
     let at_leader = match addresses.filter(|addresses| !addresses.is_empty()) {
         Some(addresses) => client.at(&addresses)?,
-        None => bail!("nobody knows where the leader, {leader:x}, is reached"),
+        None => bail!("the leader, {leader:x}, has no known client address"),
     };
-    at_leader.move_leader(target.id).await?;
+    at_leader.move_leader(target.id).await.map_err(|error| match &error {
+        Error::Timeout { .. } => {
+            let name = name_of(&target);
+            anyhow!("{name} has not taken over: it may not run, or be far behind; `tenure status` shows who leads")
+        }
+        Error::Refused { message, .. } if message.contains("bad leader transferee") => {
+            anyhow!("{} cannot take over: it does not run, is far behind, or has no vote", name_of(&target))
+        }
+        _ => error.into(),
+    })?;
     tell("leads", &target, format)
 }
 
@@ -288,17 +383,23 @@ fn pick(members: &[Listed], text: &str) -> anyhow::Result<Listed> {
 }
 
 fn tell(what: &str, member: &Listed, format: Format) -> anyhow::Result<()> {
-    let name = if member.name.is_empty() { format!("{:x}", member.id) } else { member.name.clone() };
     let json = json!({ "id": format!("{:x}", member.id), "name": member.name, "result": what });
-    Ok(Record { sentence: format!("{name} {what}"), json }.print(format)?)
+    Ok(Record { sentence: format!("{} {what}", name_of(member)), json }.print(format)?)
 }
 
-/// As it is kept: with its scheme.
+/// The name of a member, or its id before it has one.
+fn name_of(member: &Listed) -> String {
+    if member.name.is_empty() { format!("{:x}", member.id) } else { member.name.clone() }
+}
+
+/// The URL under which the cluster keeps an address.
 fn peer_url(text: &str) -> Result<String, String> {
     let address = text.strip_prefix("http://").unwrap_or(text);
     match address.rsplit_once(':') {
         Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => Ok(format!("http://{address}")),
-        _ => Err("a member is found at HOST:PORT, as in 10.0.0.4:2380".to_owned()),
+        _ => {
+            Err(impossible_port(address).unwrap_or_else(|| "expected HOST:PORT, for example 10.0.0.4:2380".to_owned()))
+        }
     }
 }
 
@@ -324,6 +425,24 @@ mod tests {
         assert_eq!(pick(&members, "a1").unwrap().id, 0xc3, "a name before an id");
         assert!(pick(&members, "x").unwrap_err().to_string().contains("several"));
         assert!(pick(&members, "n9").unwrap_err().to_string().contains("no member n9"));
+    }
+
+    #[test]
+    fn the_command_for_a_new_member_shares_nothing_with_the_others() {
+        let url = |text: &str| vec![format!("http://{text}")];
+        let first = Listed {
+            peer_addresses: url("10.0.0.1:2380"),
+            client_addresses: url("10.0.0.1:2379"),
+            ..member(0xa1, "n2")
+        };
+        assert_eq!(free_name(std::slice::from_ref(&first)), "n3");
+        let command = |peer: &str, learner| start_command("n3", peer, std::slice::from_ref(&first), learner);
+        assert_eq!(
+            command("10.0.0.2:2380", false),
+            "tenure serve --name n3 --data-dir tenure-data-n3 --listen 10.0.0.2:2379 --peer-listen 10.0.0.2:2380 --join 10.0.0.1:2380 --insecure"
+        );
+        assert!(command("10.0.0.1:2381", true).contains("--listen 10.0.0.1:2382 "), "2380 is taken");
+        assert!(command("127.0.0.1:2381", true).ends_with("--join 10.0.0.1:2380 --learner"));
     }
 
     #[test]

@@ -3,10 +3,12 @@
 //! To add one: a file with its arguments (help with an example first) and a `run`, and a line in
 //! the enum and the two lists beneath.
 
+mod alarm;
 mod asking;
 mod bench;
 mod bound;
 mod compact;
+mod complete;
 mod completion;
 mod datastore;
 mod del;
@@ -29,6 +31,7 @@ mod snapshot;
 mod status;
 mod txn;
 mod unlock;
+mod version;
 mod watch;
 mod why;
 
@@ -39,6 +42,7 @@ use anyhow::Context;
 use clap::{ArgMatches, Subcommand};
 
 use crate::settings::Global;
+pub use exec::signals;
 
 #[derive(Subcommand)]
 pub enum Verb {
@@ -60,10 +64,13 @@ pub enum Verb {
     Compact(compact::Compact),
     Status(status::Status),
     Member(member::Member),
+    Alarm(alarm::Alarm),
     Snapshot(snapshot::Snapshot),
     Datastore(Box<datastore::Datastore>),
     Bench(bench::Bench),
     Completion(completion::Completion),
+    Version(version::Version),
+    Complete(complete::Complete),
 }
 
 /// Runs what this binary does under its hidden verbs; None if none of them is asked for.
@@ -81,6 +88,11 @@ pub fn check(matches: &ArgMatches) -> anyhow::Result<()> {
 }
 
 impl Verb {
+    /// Whether it runs until it is stopped, for other processes to talk to.
+    pub fn serves(&self) -> bool {
+        matches!(self, Verb::Serve(_) | Verb::Dev(_) | Verb::Datastore(_))
+    }
+
     pub fn run(self, global: Global) -> anyhow::Result<ExitCode> {
         match self {
             Verb::Serve(serve) => serve.run(&global),
@@ -101,10 +113,13 @@ impl Verb {
             Verb::Compact(compact) => block_on(compact.run(global)),
             Verb::Status(status) => block_on(status.run(global)),
             Verb::Member(member) => block_on(member.run(global)),
+            Verb::Alarm(alarm) => block_on(alarm.run(global)),
             Verb::Snapshot(snapshot) => snapshot.run(global),
             Verb::Datastore(datastore) => block_on(datastore.run(global)),
             Verb::Bench(bench) => bench.run(&global),
             Verb::Completion(completion) => completion.run(),
+            Verb::Version(version) => version.run(&global),
+            Verb::Complete(complete) => block_on(complete.run(global)),
         }
     }
 }

@@ -48,7 +48,7 @@ pub fn unix_ms(time: Option<SystemTime>) -> Value {
     since.and_then(|since| u64::try_from(since.as_millis()).ok()).into()
 }
 
-/// A time as a number that sorts, and how long ago it was.
+/// Times are given as numbers that sort; `held_ms` counts up to `now`, which for an ended tenure is its end.
 pub fn holder_json(holder: &Holder, now: Option<SystemTime>) -> Value {
     let ms_since = |time: Option<SystemTime>| {
         let since = now.zip(time).and_then(|(now, time)| now.duration_since(time).ok());

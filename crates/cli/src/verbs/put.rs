@@ -5,13 +5,14 @@ use std::io::{self, IsTerminal, Read};
 use std::os::unix::ffi::OsStringExt;
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
 use serde_json::json;
 
 use super::lease::parse_lease;
 use super::pairs;
-use crate::output::Record;
+use crate::bytes_text::printable;
+use crate::output::{Record, note};
 use crate::settings::{Global, Session};
 
 const EXAMPLE: &str = "\
@@ -25,7 +26,7 @@ Examples:
 #[command(before_help = EXAMPLE)]
 pub struct Put {
     key: OsString,
-    /// The value; read from standard input if it is missing or `-`
+    /// The value; read from standard input if it is missing or `-`. An empty one is given as ""
     #[arg(allow_hyphen_values = true)]
     value: Option<OsString>,
     /// The lease that the key ends with
@@ -48,7 +49,15 @@ impl Put {
         let value = match &self.value {
             Some(value) if value != "-" => value.clone().into_vec(),
             _ if self.keep_value => Vec::new(),
-            given => read_value(given.is_none())?,
+            Some(_) => read_value(false)?,
+            None => match read_value(true)? {
+                // `tenure put KEY` in a script whose input is /dev/null would store nothing, unnoticed.
+                value if value.is_empty() => bail!(
+                    "the value is missing: standard input is empty. `tenure put {} \"\"` stores an empty value",
+                    printable(self.key.as_encoded_bytes())
+                ),
+                value => value,
+            },
         };
         let written = client.put(self.request(value)).await?;
         let mut json = json!({ "revision": written.header.revision });
@@ -88,7 +97,7 @@ impl Put {
 
 fn read_value(unasked: bool) -> anyhow::Result<Vec<u8>> {
     if unasked && io::stdin().is_terminal() {
-        eprintln!("reading the value from the terminal; end it with Ctrl-D");
+        note(format_args!("reading the value from the terminal; end it with Ctrl-D"));
     }
     let mut value = Vec::new();
     io::stdin().lock().read_to_end(&mut value).context("cannot read the value from standard input")?;

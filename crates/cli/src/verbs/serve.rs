@@ -10,12 +10,13 @@ use anyhow::{Context, anyhow};
 use clap::Args;
 use tenure_server::config::{Config, TENURE_VERSION, Unsaid};
 use tenure_server::data::DataError;
-use tenure_server::run::{RunError, run_with};
+use tenure_server::run::{RunError, run_announced};
 use tenure_server::units::parse_duration;
 use tenure_storage::{Fault, OpenError};
 use toml::{Table, Value};
 
 use super::serving::{ClientOptions, Signals, checked_address, checked_size, shutdown};
+use crate::output::note;
 use crate::settings::Global;
 use crate::{logging, notify};
 
@@ -41,7 +42,7 @@ pub struct Serve {
     #[command(flatten)]
     tuning: Tuning,
     /// error, warn, info, debug or trace; or levels by module, as in info,tenure_server=debug
-    #[arg(long, env = "TENURE_LOG", value_name = "LEVEL")]
+    #[arg(long, env = "TENURE_LOG_LEVEL", value_name = "LEVEL")]
     log_level: Option<String>,
     #[command(flatten)]
     _client_options: ClientOptions,
@@ -49,7 +50,7 @@ pub struct Serve {
 
 #[derive(Args)]
 struct Flags {
-    /// How this member is called [default: default]
+    /// Name of this member [default: default]
     #[arg(long, env = "TENURE_NAME")]
     name: Option<String>,
     /// Where it keeps its data [default: tenure-data]
@@ -144,30 +145,35 @@ impl Serve {
     pub fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
         refuse_huge_pages();
         let mut settings = global.file()?.member;
+        let source = Source { file: global.config.clone(), keys: settings.clone() };
         let file_level = settings.remove("log-level");
-        let file_level = file_level.as_ref().map(|level| level.as_str().context("log-level is a text")).transpose()?;
-        logging::start(self.log_level.as_deref().or(file_level).unwrap_or("info"))?;
+        let file_level = file_level
+            .as_ref()
+            .map(|level| level.as_str().context("expected a text, for example \"info\""))
+            .transpose();
+        let file_level = file_level.map_err(|error| source.name("log-level", &error.to_string()))?.map(str::to_owned);
+        let level = self.log_level.clone().or_else(logging::level_in_environment).or(file_level);
+        logging::start(level.as_deref().unwrap_or("info"))?;
         self.override_settings(&mut settings)?;
         let is_unsaid = |keys: [&str; 2]| !keys.into_iter().any(|key| settings.contains_key(key));
         let unsaid = Unsaid {
             client: is_unsaid(["listen", "advertise"]),
             peer: is_unsaid(["peer-listen", "peer-advertise"]) && !settings.contains_key("cluster"),
         };
-        let config: Config = settings.try_into().map_err(|error: toml::de::Error| anyhow!("{}", error.message()))?;
+        let config: Config = settings.try_into().map_err(|error| source.explain(&error))?;
         let config = Config { unsaid, ..config };
         let greeting = Greeting::of(&config);
-        // Received from the moment the member is said to be ready; before that, a signal just ends it.
+        // Received from the moment the member answers; before that, a signal just ends it.
         let signals = Cell::new(None);
-        let ready = |address| {
-            signals.set(Signals::receive());
-            greeting.show(address);
-        };
-        let served = run_with(config, ready, async { shutdown(signals.take()).await });
+        let answers = |_| signals.set(Signals::receive());
+        let ready = |address| greeting.show(address);
+        let served = run_announced(config, answers, ready, async { shutdown(signals.take()).await });
         match served {
-            // It goes because somebody asked for it: a supervisor that restarts what has failed lets it go.
+            // A removal is asked for, so it is not a failure: a supervisor that restarts failed services lets it go.
             Err(removed @ RunError::Removed) => {
                 tracing::warn!("{removed}; to come back it joins with an empty one (--join)");
             }
+            Err(RunError::Config(error)) => return Err(source.name_all(&error.to_string())),
             served => served.map_err(advise)?,
         }
         tracing::info!("stopped");
@@ -229,6 +235,50 @@ impl Serve {
     }
 }
 
+/// The file that settings come from, and the keys that it sets.
+struct Source {
+    file: Option<PathBuf>,
+    keys: Table,
+}
+
+impl Source {
+    /// An error that says which setting it is about, and where that is written.
+    fn explain(&self, error: &toml::de::Error) -> anyhow::Error {
+        // The path of keys is in no other form: the message, then "in `limits.pending-resets`".
+        let text = error.to_string();
+        let path = text.lines().find_map(|line| line.trim().strip_prefix("in `")?.strip_suffix('`'));
+        match path {
+            Some(path) => self.name(path, error.message()),
+            None => self.name_all(error.message()),
+        }
+    }
+
+    fn name(&self, path: &str, message: &str) -> anyhow::Error {
+        let message = match message {
+            "invalid socket address syntax" => "expected ADDRESS:PORT, for example 127.0.0.1:2379",
+            message => message,
+        };
+        let mut keys = path.split('.');
+        let first = keys.next().and_then(|key| self.keys.get(key));
+        let value = keys.fold(first, |value, key| value?.as_table()?.get(key));
+        match (&self.file, value) {
+            (Some(file), Some(value)) => anyhow!("{}: {path} = {value}: {message}", file.display()),
+            _ => anyhow!("--{path}: {message}"),
+        }
+    }
+
+    /// For a message that names its key itself: adds the file, if that key is set there.
+    fn name_all(&self, message: &str) -> anyhow::Error {
+        let is_word = |word: &str| message.split(|c: char| !(c.is_alphanumeric() || c == '-')).any(|part| part == word);
+        let nested = self.keys.values().filter_map(Value::as_table).flat_map(|table| table.keys());
+        let is_in_file = self.keys.keys().chain(nested).any(|key| is_word(key) || is_word(&format!("--{key}")));
+        match &self.file {
+            Some(file) if is_in_file => anyhow!("{}: {message}", file.display()),
+            _ => anyhow!("{message}"),
+        }
+    }
+}
+
 /// What a newcomer should know once the member answers.
 struct Greeting {
     /// None: it was not given; a member that starts again has one.
@@ -256,15 +306,14 @@ impl Greeting {
             false => format!(" --endpoints {endpoint}"),
         };
         let member = self.name.as_ref().map_or(String::new(), |name| format!(", member {name}"));
-        eprintln!("tenure {TENURE_VERSION}{member}");
-        eprintln!("  clients  {endpoint}  (gRPC as etcd v3, JSON at /v3/, metrics at /metrics)");
-        eprintln!("  data     {data}");
-        eprintln!("  try      tenure{flag} put greeting hello");
-        eprintln!("  stop     Ctrl-C");
+        note(format_args!("tenure {TENURE_VERSION}{member}"));
+        note(format_args!("  clients  {endpoint}  (gRPC as etcd v3, JSON at /v3/, metrics at /metrics)"));
+        note(format_args!("  data     {data}"));
+        note(format_args!("  try      tenure{flag} put greeting hello"));
+        note(format_args!("  stop     Ctrl-C"));
     }
 }
 
-/// Adds what to do, where the error itself cannot know our flags.
 /// A batch's vectors come and go, and whenever the allocator gives them fresh memory the kernel would clear two megabytes
 /// for the few pages that are used: an eighth of the server's time under sessions, and the tail of everybody's latency
 /// (`bench/README.md`). A kernel that refuses this only takes longer.
@@ -273,6 +322,7 @@ fn refuse_huge_pages() {
     let _ = rustix::thread::disable_transparent_huge_pages(true);
 }
 
+/// Adds what to do, where the error itself cannot know our flags.
 fn advise(error: RunError) -> anyhow::Error {
     let advice = match &error {
         RunError::Data(DataError::Open(OpenError::InUse { .. })) => {

@@ -75,8 +75,19 @@ pub async fn shutdown(signals: Option<Signals>) {
 }
 
 pub fn checked_address(text: &str) -> Result<String, String> {
-    let hint = "an address to listen on reads like 127.0.0.1:2379 or [::1]:2379";
-    SocketAddr::from_str(text).map(|_| text.to_owned()).map_err(|_| hint.to_owned())
+    let hint = "expected ADDRESS:PORT, for example 127.0.0.1:2379 or [::1]:2379";
+    match SocketAddr::from_str(text) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(_) => Err(impossible_port(text).unwrap_or_else(|| hint.to_owned())),
+    }
+}
+
+/// Says so if an address ends with a number that is too large for a port.
+pub fn impossible_port(address: &str) -> Option<String> {
+    let (_, port) = address.rsplit_once(':')?;
+    let is_number = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    let is_possible = port.parse::<u16>().is_ok();
+    (is_number && !is_possible).then(|| format!("the port {port} is not between 1 and 65535"))
 }
 
 pub fn checked_size(text: &str) -> Result<String, String> {

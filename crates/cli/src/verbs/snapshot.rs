@@ -36,10 +36,13 @@ enum Action {
 /// Save the state of the member that answers
 ///
 /// The file appears under its name only when it is whole, checked against the server's checksum
-/// and on disk.
+/// and on disk. With `-` the snapshot is written to standard output: use it only if the exit code is 0.
 #[derive(Args)]
-#[command(before_help = "Example:\n  tenure snapshot save backup.snapshot")]
+#[command(
+    before_help = "Examples:\n  tenure snapshot save backup.snapshot\n  tenure snapshot save - | gzip > backup.snapshot.gz"
+)]
 pub struct Save {
+    /// The file to write, or - for standard output
     file: PathBuf,
     /// Replace the file if it exists
     #[arg(long)]

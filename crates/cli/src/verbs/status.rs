@@ -2,10 +2,11 @@
 
 use std::cell::Cell;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Args;
 use serde_json::{Value, json};
-use tenure_client::{Client, Error, Member, MemberStatus};
+use tenure_client::{Client, Error, FeatureLevel, Member, MemberStatus};
 
 use crate::follow::Follow;
 use crate::output::{Column, Listing, column, number, wide};
@@ -15,11 +16,14 @@ use crate::settings::{Global, Session};
 const EXAMPLE: &str = "\
 Examples:
   tenure status
-  tenure status --watch --endpoints 10.0.0.1:2379";
+  tenure status --watch --endpoints 10.0.0.1:2379
+  tenure status -o wide                 with versions, log indexes and ids";
 
 /// Show the state of every member
 ///
-/// Those that the endpoints do not name are found through the list of members. Fails if one of them cannot be reached, knows no leader, or has an error of its own.
+/// Those that the endpoints do not name are found through the list of members. All are asked at the same time, and a
+/// member that does not answer within a second (--timeout) is unreachable. Fails if one of them cannot be reached,
+/// knows no leader, or has an alarm.
 #[derive(Args)]
 #[command(before_help = EXAMPLE)]
 pub struct Status {
@@ -35,21 +39,27 @@ const COLUMNS: &[Column] = &[
     number("REVISION"),
     number("LAG"),
     number("SIZE"),
+    number("LEVEL"),
     wide("MEMBER"),
     wide("INDEX"),
     wide("APPLIED"),
     wide("LEADER"),
     wide("VERSION"),
+    wide("ETCD API"),
     column("HEALTH"),
 ];
 
+/// How long a member may take to answer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(1);
+
 impl Status {
     pub async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
-        let Session { client, format } = global.session().await?;
+        let Session { client, format } = global.session_within(ANSWER_WITHIN).await?;
+        let within = global.given_timeout()?.unwrap_or(ANSWER_WITHIN);
         let healthy = Cell::new(true);
         self.follow
             .show(format, || async {
-                let (listing, all_healthy) = listing(&client).await;
+                let (listing, all_healthy) = listing(&client, within).await;
                 healthy.set(all_healthy);
                 Ok(listing)
             })
@@ -58,15 +68,17 @@ impl Status {
     }
 }
 
-async fn listing(client: &Client) -> (Listing, bool) {
-    let mut found = ask(client.each()).await;
-    let members = match found.iter().any(|found| found.status.is_ok()) {
-        true => client.known_members().await.map_or(Vec::new(), |known| known.members),
-        false => Vec::new(),
+async fn listing(client: &Client, within: Duration) -> (Listing, bool) {
+    let mut found = ask(client.each(), within).await;
+    // Of a member that has just answered: another one may be asleep.
+    let members = match found.iter().find(|found| found.status.is_ok()) {
+        Some(found) => found.client.known_members().await.map_or(Vec::new(), |known| known.members),
+        None => Vec::new(),
     };
-    found.extend(ask(others(client, &members, &found)).await);
+    found.extend(ask(others(client, &members, &found), within).await);
     let newest = found.iter().filter_map(|found| Some(found.status.as_ref().ok()?.raft_index)).max().unwrap_or(0);
-    let mut rows: Vec<Row> = found.into_iter().map(|found| Row::new(found, &members, newest)).collect();
+    let row = |found| Row { within, ..Row::new(found, &members, newest) };
+    let mut rows: Vec<Row> = found.into_iter().map(row).collect();
     let is_there = |id: u64| rows.iter().any(|row| row.member == Some(id));
     let absent: Vec<Row> = members.iter().filter(|member| !is_there(member.id)).map(Row::absent).collect();
     rows.extend(absent);
@@ -82,15 +94,25 @@ const HEALTHY: &str = "healthy";
 
 struct Found {
     endpoint: String,
+    client: Client,
     status: Result<MemberStatus, Error>,
+    /// `None` for a member that does not say it, as etcd's do not.
+    level: Option<FeatureLevel>,
 }
 
-async fn ask(clients: Vec<(String, Client)>) -> Vec<Found> {
-    let ask = |(endpoint, client): (String, Client)| (endpoint, tokio::spawn(async move { client.status().await }));
+/// Asks all at the same time.
+async fn ask(clients: Vec<(String, Client)>, within: Duration) -> Vec<Found> {
+    let ask = |(endpoint, client): (String, Client)| {
+        tokio::spawn(async move {
+            let level = tokio::time::timeout(within, client.level());
+            let (status, level) = tokio::join!(client.status(), level);
+            Found { endpoint, client, status, level: level.ok().and_then(Result::ok) }
+        })
+    };
     let tasks: Vec<_> = clients.into_iter().map(ask).collect();
     let mut found = Vec::new();
-    for (endpoint, task) in tasks {
-        found.push(Found { endpoint, status: task.await.expect("asking for a status does not panic") });
+    for task in tasks {
+        found.push(task.await.expect("asking for a status does not panic"));
     }
     found
 }
@@ -101,7 +123,7 @@ fn others(client: &Client, members: &[Member], found: &[Found]) -> Vec<(String, 
         |id: u64| found.iter().any(|found| found.status.as_ref().is_ok_and(|status| status.header.member == id));
     let mut others = Vec::new();
     for member in members.iter().filter(|member| !is_asked(member.id)) {
-        // Whoever has not started has no address yet.
+        // A member that has not started has no address yet.
         let Some(address) = address_of(member) else { continue };
         if let Ok(client) = client.at(&address)
             && !found.iter().any(|found| found.endpoint == address)
@@ -127,10 +149,13 @@ struct Row {
     /// Entries of the log that it has not applied, of all that are known.
     lag: u64,
     status: Option<MemberStatus>,
+    level: Option<FeatureLevel>,
+    /// How long it had to answer.
+    within: Duration,
 }
 
 impl Row {
-    fn new(Found { endpoint, status }: Found, members: &[Member], newest: u64) -> Row {
+    fn new(Found { endpoint, status, level, .. }: Found, members: &[Member], newest: u64) -> Row {
         let is_listed_at = |member: &&Member| address_of(member).is_some_and(|address| address == endpoint);
         let listed = match &status {
             Ok(status) => members.iter().find(|member| member.id == status.header.member),
@@ -150,6 +175,8 @@ impl Row {
             endpoint,
             health,
             status,
+            level,
+            within: ANSWER_WITHIN,
         }
     }
 
@@ -163,6 +190,8 @@ impl Row {
             health: format!("has not started, expected at {expected}"),
             lag: 0,
             status: None,
+            level: None,
+            within: ANSWER_WITHIN,
         }
     }
 
@@ -176,16 +205,18 @@ impl Row {
                 status.header.revision.to_string(),
                 self.lag.to_string(),
                 size(status.size_bytes.max(0) as u64),
+                self.level.as_ref().map_or(String::new(), level_text),
                 format!("{:x}", status.header.member),
                 status.raft_index.to_string(),
                 status.raft_applied_index.to_string(),
                 format!("{:x}", status.leader),
+                self.level.as_ref().map_or(String::new(), |level| level.release.clone()),
                 status.version.clone(),
             ]),
             None => {
-                cells.extend(std::iter::repeat_n(String::new(), 5));
+                cells.extend(std::iter::repeat_n(String::new(), 6));
                 cells.push(member);
-                cells.extend(std::iter::repeat_n(String::new(), 4));
+                cells.extend(std::iter::repeat_n(String::new(), 5));
             }
         }
         cells.push(self.health.clone());
@@ -195,7 +226,14 @@ impl Row {
     fn json(&self) -> Value {
         let (name, endpoint, health) = (&self.name, &self.endpoint, &self.health);
         let Some(status) = &self.status else {
-            return json!({ "name": name, "endpoint": endpoint, "role": "unreachable", "health": health, "errors": [health] });
+            return json!({
+                "name": name,
+                "endpoint": endpoint,
+                "role": "unreachable",
+                "timeout_ms": self.within.as_millis() as u64,
+                "health": health,
+                "errors": [health],
+            });
         };
         json!({
             "name": name,
@@ -212,9 +250,21 @@ impl Row {
             "size_bytes": status.size_bytes,
             "size_in_use_bytes": status.size_in_use_bytes,
             "version": status.version,
+            "tenure_version": self.level.as_ref().map(|level| &level.release),
+            "level": self.level.as_ref().map(|level| level.level),
+            "highest_level": self.level.as_ref().map(|level| level.highest),
             "health": health,
+            "alarms": status.errors.iter().filter_map(|error| Some(alarm_of(error)?.1)).collect::<Vec<_>>(),
             "errors": status.errors,
         })
+    }
+}
+
+/// The cluster's level, and the one that the member supports if that is later.
+fn level_text(level: &FeatureLevel) -> String {
+    match level.highest > level.level {
+        true => format!("{}/{}", level.level, level.highest),
+        false => level.level.to_string(),
     }
 }
 
@@ -229,13 +279,16 @@ fn role(status: &MemberStatus) -> &'static str {
 
 /// etcd's form of an alarm names the member by a number that nothing else shows.
 fn alarm_text(error: &str, members: &[Member]) -> String {
-    let parts = error.trim().strip_prefix("memberID:").and_then(|rest| rest.split_once(" alarm:"));
-    let Some((id, kind)) = parts.and_then(|(id, kind)| Some((id.parse::<u64>().ok()?, kind))) else {
-        return error.to_owned();
-    };
+    let Some((id, kind)) = alarm_of(error) else { return error.to_owned() };
     let named = members.iter().find(|member| member.id == id && !member.name.is_empty());
     let by = named.map_or_else(|| format!("{id:x}"), |member| member.name.clone());
     format!("alarm {kind}, raised by {by}")
+}
+
+/// The member and the kind of an alarm, as etcd writes them among the errors of a status.
+fn alarm_of(error: &str) -> Option<(u64, &str)> {
+    let (id, kind) = error.trim().strip_prefix("memberID:")?.split_once(" alarm:")?;
+    Some((id.parse().ok()?, kind))
 }
 
 /// The endpoint stands in the row already.

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tenure_client::{OperationReply, TxnReply};
 
 use super::pairs;
-use crate::output::{self, Format};
+use crate::output::{self, Format, note};
 use crate::settings::{Global, Session};
 
 const EXAMPLE: &str = "\
@@ -70,9 +70,9 @@ impl Txn {
             return Ok(text::from_lines(&self.when, &self.then, &self.otherwise)?);
         }
         if io::stdin().is_terminal() {
-            eprintln!(
+            note(format_args!(
                 "reading a transaction from the terminal: if, then and else with their lines; end it with Ctrl-D"
-            );
+            ));
         }
         let mut input = String::new();
         io::stdin().lock().read_to_string(&mut input).context("cannot read the transaction from standard input")?;

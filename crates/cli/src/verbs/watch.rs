@@ -8,7 +8,7 @@ use tenure_client::{Event, EventKind};
 
 use super::pairs;
 use crate::bytes_text::{printable, to_json};
-use crate::output::{self, Format};
+use crate::output::{self, Format, note};
 use crate::selection::Selection;
 use crate::settings::{Global, Session};
 
@@ -49,7 +49,7 @@ impl Watch {
         let Session { client, format } = global.session().await?;
         let mut watch = tenure_client::Watch::keys(self.selection.keys())
             .start(self.revision)
-            .when_interrupted(|error| eprintln!("{error}; looking for another connection"));
+            .when_interrupted(|error| note(format_args!("{error}; looking for another connection")));
         if self.previous {
             watch = watch.previous();
         }
@@ -60,7 +60,7 @@ impl Watch {
             watch = watch.without_deletes();
         }
         let mut watcher = client.watch(watch).await?;
-        eprintln!("watching from revision {} on; end with Ctrl-C", watcher.next_revision());
+        note(format_args!("watching from revision {} on; end with Ctrl-C", watcher.next_revision()));
         let mut left = self.count.unwrap_or(u64::MAX);
         loop {
             let mut text = String::new();

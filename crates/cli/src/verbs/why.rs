@@ -6,10 +6,10 @@ use clap::Args;
 use serde_json::{Value, json};
 use tenure_client::{Client, Holder, LockDescription};
 
-use super::asking::{age, parse_name, short};
+use super::asking::{age, is_made_up, parse_name, short};
 use super::people;
 use crate::bytes_text::printable;
-use crate::output::Record;
+use crate::output::{Record, note};
 use crate::settings::{Global, Session};
 
 const EXAMPLE: &str = "\
@@ -45,7 +45,7 @@ impl Why {
         let Session { client, format } = global.session().await?;
         if let Some(token) = self.force_release {
             client.force_release(&self.name, token).await?;
-            eprintln!("took {} from the holder with token {token}", self.name);
+            note(format_args!("took {} from the holder with token {token}", self.name));
         }
         let lock = client.describe_lock(&self.name).await?;
         let blocked = blocked(&client, &lock).await?;
@@ -87,7 +87,7 @@ fn text(lock: &LockDescription, blocked: &[Blocked]) -> String {
     }
     for Blocked { holder, lock, held_by } in blocked {
         let whose = match held_by.is_empty() {
-            true => "nobody holds yet".to_owned(),
+            true => "has no holder yet".to_owned(),
             false => format!("{} holds", held_by.join(", ")),
         };
         lines.push(format!("  {holder} itself waits for {lock}, which {whose}"));
@@ -150,7 +150,7 @@ fn asked_for(holder: &Holder) -> String {
     if holder.mode != tenure_client::Mode::Exclusive {
         words.push_str(&format!(", {}", people::mode(holder.mode)));
     }
-    if !holder.owner.is_empty() {
+    if !holder.owner.is_empty() && !is_made_up(&holder.owner) {
         words.push_str(&format!(", owner {}", printable(holder.owner.as_bytes())));
     }
     if !holder.together_with.is_empty() {
@@ -168,7 +168,8 @@ fn document(lock: &LockDescription, blocked: &[Blocked]) -> Value {
         json
     });
     let recent = lock.recent.iter().map(|recent| {
-        let mut json = holder(&recent.holder);
+        // How long it was held counts to its end, not to now.
+        let mut json = people::holder_json(&recent.holder, recent.ended);
         json["end"] = people::end(recent.end).into();
         json["ended_unix_ms"] = people::unix_ms(recent.ended);
         json

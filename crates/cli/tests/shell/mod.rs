@@ -73,6 +73,11 @@ impl Place {
         Running::start(self.command(arguments))
     }
 
+    /// With /dev/null as its input, as cron and scripts in the background have it.
+    pub fn running_without_input(&self, arguments: &[&str]) -> Running {
+        Running::start_without_input(self.command(arguments))
+    }
+
     pub fn until_waiters(&self, name: &str, waiters: usize) {
         until("the queue is as expected", || self.json(&["why", name])["waiters"].as_array().unwrap().len() == waiters);
     }

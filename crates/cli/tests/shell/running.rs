@@ -15,8 +15,16 @@ pub struct Running {
 }
 
 impl Running {
-    pub fn start(mut command: Command) -> Running {
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    pub fn start(command: Command) -> Running {
+        Running::start_with(command, Stdio::piped())
+    }
+
+    pub fn start_without_input(command: Command) -> Running {
+        Running::start_with(command, Stdio::null())
+    }
+
+    fn start_with(mut command: Command, input: Stdio) -> Running {
+        let mut child = command.stdin(input).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         Running { input: child.stdin.take(), child, lines }
     }

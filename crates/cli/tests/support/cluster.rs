@@ -5,7 +5,7 @@ use std::path::Path;
 use tempfile::TempDir;
 use tenure_client::Client;
 
-use super::{Server, own_address};
+use super::{Release, Server, own_address};
 
 pub struct Cluster {
     pub servers: Vec<Server>,
@@ -16,6 +16,17 @@ pub struct Cluster {
 impl Cluster {
     /// Members n1, n2, …, which have a leader.
     pub fn start(members: usize) -> Cluster {
+        Cluster::start_as(members, &Release::default())
+    }
+
+    /// With these flags for each of them, beside their own.
+    pub fn start_with(members: usize, flags: &[&str]) -> Cluster {
+        let flags = flags.iter().map(|flag| flag.to_string()).collect();
+        Cluster::start_as(members, &Release { flags, ..Release::default() })
+    }
+
+    /// All of one release.
+    pub fn start_as(members: usize, release: &Release) -> Cluster {
         let directory = tempfile::tempdir().unwrap();
         let peers: Vec<String> = (0..members).map(|_| own_address()).collect();
         let entries = peers.iter().enumerate().map(|(index, peer)| format!("n{}={peer}", index + 1));
@@ -23,7 +34,7 @@ impl Cluster {
         let start = |(index, peer): (usize, &String)| {
             let name = format!("n{}", index + 1);
             let flags = ["--name", &name, "--peer-listen", peer, "--cluster", &cluster];
-            Server::spawn(&directory.path().join(&name), own_address(), &flags)
+            Server::spawn_release(release, &directory.path().join(&name), own_address(), &flags)
         };
         let mut servers: Vec<Server> = peers.iter().enumerate().map(start).collect();
         for server in &mut servers {
@@ -49,8 +60,20 @@ impl Cluster {
         self.peers.push(peer);
     }
 
+    /// One more member, which nothing is known of yet.
+    pub fn spawn_joining(&self, release: &Release) -> Server {
+        let (name, peer) = (format!("n{}", self.servers.len() + 1), own_address());
+        let flags = ["--name", &name, "--peer-listen", &peer, "--join", &self.peers[0]];
+        Server::spawn_release(release, &self.directory.path().join(&name), own_address(), &flags)
+    }
+
     pub fn directory(&self) -> &Path {
         self.directory.path()
+    }
+
+    /// Where the other members find this one.
+    pub fn peer(&self, index: usize) -> String {
+        self.peers[index].clone()
     }
 
     pub fn endpoints(&self) -> String {

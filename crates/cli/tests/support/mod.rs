@@ -27,7 +27,15 @@ pub struct Server {
     pub address: String,
     directory: PathBuf,
     flags: Vec<String>,
+    release: Release,
     stderr: Arc<Mutex<String>>,
+}
+
+/// What a member runs: the binary under test, or another one, and flags that belong to it.
+#[derive(Debug, Clone, Default)]
+pub struct Release {
+    pub program: Option<PathBuf>,
+    pub flags: Vec<String>,
 }
 
 /// Nothing of a test may wait longer than this.
@@ -37,7 +45,11 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 const PORTS: Range<u16> = 20_000..32_000;
 
 pub fn tenure() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tenure"));
+    clean(Command::new(env!("CARGO_BIN_EXE_tenure")))
+}
+
+/// Without settings of the environment that the tests run in.
+fn clean(mut command: Command) -> Command {
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("TENURE_")) {
         command.env_remove(name);
     }
@@ -112,21 +124,44 @@ impl Server {
         self.start_again();
     }
 
-    fn start_again(&mut self) {
+    pub fn start_again(&mut self) {
+        self.spawn_again();
+        assert!(self.is_ready(), "the server did not start again:\n{}", self.stderr());
+    }
+
+    fn spawn_again(&mut self) {
         let flags: Vec<&str> = self.flags.iter().map(String::as_str).collect();
-        let mut server = Server::spawn(&self.directory, self.address.clone(), &flags);
-        assert!(server.is_ready(), "the server did not start again:\n{}", server.stderr());
-        *self = server;
+        *self = Server::spawn_release(&self.release, &self.directory, self.address.clone(), &flags);
+    }
+
+    /// Ends it in order, if it runs, and goes on with another release on the same directory.
+    pub fn replace(&mut self, release: &Release) {
+        if self.child.try_wait().unwrap().is_none() {
+            assert_eq!(self.terminate(), Some(0), "it did not end in order:\n{}", self.stderr());
+        }
+        self.release = release.clone();
+        self.start_again();
+    }
+
+    /// Starts another release on the same directory, which is expected to end by itself; gives its exit code.
+    pub fn try_replace(&mut self, release: &Release) -> Option<i32> {
+        self.release = release.clone();
+        self.spawn_again();
+        self.wait()
     }
 
     /// Starts a member and does not wait for anything.
     pub fn spawn(directory: &Path, address: String, flags: &[&str]) -> Server {
+        Server::spawn_release(&Release::default(), directory, address, flags)
+    }
+
+    pub fn spawn_release(release: &Release, directory: &Path, address: String, flags: &[&str]) -> Server {
         let peer = own_address();
         let mut all = [&["--listen", &address], flags].concat();
         if !flags.contains(&"--peer-listen") {
             all.extend(["--peer-listen", &peer]);
         }
-        let mut server = Server::spawn_as_told(directory, address.clone(), &all);
+        let mut server = Server::spawn_command(release, directory, address.clone(), &all);
         // What is not given again is the same again.
         server.flags = flags.iter().map(|flag| flag.to_string()).collect();
         server
@@ -134,8 +169,12 @@ impl Server {
 
     /// It is expected at this address, though nothing but the flags says so.
     pub fn spawn_as_told(directory: &Path, address: String, flags: &[&str]) -> Server {
-        let mut command = tenure();
-        command.arg("serve").args(["--data-dir", directory.to_str().unwrap()]).args(flags);
+        Server::spawn_command(&Release::default(), directory, address, flags)
+    }
+
+    fn spawn_command(release: &Release, directory: &Path, address: String, flags: &[&str]) -> Server {
+        let mut command = release.program.as_ref().map_or_else(tenure, |program| clean(Command::new(program)));
+        command.arg("serve").args(["--data-dir", directory.to_str().unwrap()]).args(flags).args(&release.flags);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let stderr = Arc::new(Mutex::new(String::new()));
         let (pipe, said) = (child.stderr.take().unwrap(), stderr.clone());
@@ -145,7 +184,7 @@ impl Server {
             }
         });
         let flags = flags.iter().map(|flag| flag.to_string()).collect();
-        Server { child, address, directory: directory.to_path_buf(), flags, stderr }
+        Server { child, address, directory: directory.to_path_buf(), flags, release: release.clone(), stderr }
     }
 
     pub fn is_ready(&mut self) -> bool {

@@ -38,6 +38,8 @@ pub struct State {
     pub unlocks: Vec<i64>,
     /// So many answers to Unlock are lost after the call was carried out.
     pub lost_unlock_answers: u32,
+    /// The next Unlock of a session is refused so, and not carried out.
+    pub refused_unlock: Option<(tonic::Code, &'static str)>,
     /// How often a session's stream was opened.
     pub opened: u32,
     pub deadlock: bool,

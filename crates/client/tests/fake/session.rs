@@ -58,6 +58,10 @@ pub async fn serve(fake: Fake, mut requests: Streaming<SessionRequest>, replies:
                     let _ = replies.send(Ok(told));
                 }
             }
+            Ask::Unlock(_) if fake.read(|state| state.refused_unlock.is_some()) => {
+                let (code, message) = fake.change(|state| state.refused_unlock.take()).unwrap();
+                tell(refused(code, message));
+            }
             Ask::Unlock(unlock) if fake.read(|state| state.lost_unlock_answers > 0) => {
                 fake.change(|state| {
                     state.lost_unlock_answers -= 1;

@@ -188,6 +188,10 @@ impl<D: Disk> Writer<D> {
         }
         let admitted = match before {
             None => Admitted::Raised,
+            // The lock service gave the token to one of them: the other one made it up, or was told it.
+            Some(before) if before.token == stored.token && before.holder != stored.holder => {
+                return Err(Refusal::OtherHolder { token: stored.token }.into());
+            }
             Some(before) => {
                 let compared = self.options.equal == Equal::Identical && before.token == stored.token;
                 let digest = |data: &str| compared.then(|| Digest::of(data.as_bytes()));
@@ -308,6 +312,20 @@ mod tests {
         assert!(store.write(key("a"), stored(5, "other")).await.is_err());
         assert!(store.write(key("a#shared"), stored(6, "six")).await.is_err());
         assert_eq!(*store.read(&key("a")).unwrap(), stored(5, "five"));
+    }
+
+    #[tokio::test]
+    async fn an_equal_token_is_taken_only_from_the_client_that_set_it() {
+        for equal in [Equal::Allow, Equal::Identical, Equal::Refuse] {
+            let (store, _running) = open(&MemoryDisk::new(1), Options { equal, ..OPTIONS });
+            store.write(key("a"), stored(5, "five")).await.unwrap();
+            let other = |token| Stored { holder: "other".to_owned(), ..stored(token, "five") };
+            let refused = store.write(key("a"), other(5)).await.unwrap_err();
+            assert!(matches!(refused, WriteError::Refused(Refusal::OtherHolder { .. })), "{equal:?}: {refused}");
+            assert_eq!(*store.read(&key("a")).unwrap(), stored(5, "five"));
+            assert_eq!(store.write(key("a"), other(6)).await.unwrap(), Admitted::Raised, "the next holder");
+            assert!(store.write(key("a"), stored(5, "five")).await.is_err(), "stale");
+        }
     }
 
     #[tokio::test]

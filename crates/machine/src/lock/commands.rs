@@ -10,8 +10,8 @@ use super::{LockEntry, Queue, entry_key, entry_key_at_hand, would_grant};
 use crate::change::{Change, Place};
 use crate::mvcc::shared;
 use crate::{
-    BusyReply, Leave, Lock, LockChange, LockEnd, LockReply, Mode, Refusal, Reply, Revision, SharedBytes, Unlock, View,
-    limits,
+    BusyReply, LeaseChange, Leave, Lock, LockChange, LockEnd, LockReply, Mode, Refusal, Reply, Revision, SharedBytes,
+    Unlock, View, limits,
 };
 
 impl View {
@@ -26,8 +26,9 @@ impl View {
         }
         let lease = self.leases.get(lock.lease).ok_or(Refusal::LeaseNotFound)?;
         check_epoch(Some(lease.epoch), lock.epoch)?;
-        // A session's locks are held by its client: one name for all of them.
-        let holder = if lease.client[..] == lock.holder[..] { lease.client.clone() } else { shared(&lock.holder) };
+        // A request that names no holder is made by the lease's client. All locks of a session share that name's bytes.
+        let is_client = lease.client[..] == lock.holder[..] || (self.level >= 1 && lock.holder.is_empty());
+        let holder = if is_client { lease.client.clone() } else { shared(&lock.holder) };
         if self.is_free_for(lock)
             && let Some(reply) = self.lock_free(change, lock, &holder)
         {
@@ -43,7 +44,7 @@ impl View {
         for name in names(lock) {
             let queue = self.locks.queue(name);
             queue.map_or(Ok(()), Queue::check_room)?;
-            if !would_grant(queue, lock.mode) {
+            if !would_grant(queue, lock.mode, |entry| self.may_hold(entry)) {
                 busy.get_or_insert(name);
             }
         }
@@ -51,7 +52,9 @@ impl View {
             if lock.try_once {
                 return Ok(Reply::Busy(self.busy(busy)));
             }
-            if !lock.owner.is_empty()
+            if !lock.owner.is_empty() && self.level >= 1 {
+                deadlock::check(&self.locks, lock, &mut change.work)?;
+            } else if !lock.owner.is_empty()
                 && let Some(cycle) = deadlock::cycle(&self.locks, lock)
             {
                 return Err(Refusal::Deadlock { cycle });
@@ -63,7 +66,7 @@ impl View {
             written.kv.key.clone()
         });
         let (key, more_keys) = (places.next().unwrap_or_default(), places.collect());
-        Ok(Reply::Lock(lock_reply(key, more_keys, change.revision, false)))
+        Ok(Reply::Lock(lock_reply(key, more_keys, change.revision, lock.mode.sane())))
     }
 
     /// Whether it asks for one lock in which nobody is, and nothing but its own key can be in the way. So it is with
@@ -71,7 +74,7 @@ impl View {
     fn is_free_for(&self, lock: &Lock) -> bool {
         lock.more_names.is_empty()
             && self.check_growth().is_ok()
-            && would_grant(None, lock.mode)
+            && would_grant(None, lock.mode, |_| true)
             && self.locks.queue(&lock.name).is_none()
     }
 
@@ -81,12 +84,13 @@ impl View {
         let written = self.store.create(change.revision, &key, &lock.value, lock.lease)?;
         let place = Place { lock, name: &lock.name, holder, is_free: true };
         self.follow(change, &written, Some(place));
-        Some(Reply::Lock(lock_reply(written.kv.key.clone(), Vec::new(), change.revision, false)))
+        Some(Reply::Lock(lock_reply(written.kv.key.clone(), Vec::new(), change.revision, lock.mode.sane())))
     }
 
-    /// The same lease asks again: same places, same token. To ask for more than it has is refused, because
-    /// to wait for one lock while holding another is how deadlocks begin. One that will not wait leaves the
-    /// place, if its turn has not come, to the call that waits there.
+    /// The same lease asks again: same places, same token. Asking for more names than it has is refused, because
+    /// waiting for one lock while holding another is how deadlocks begin. Asking for another mode is refused, because
+    /// the place was made with its mode. A call that does not wait leaves a place whose turn has not come to the call
+    /// that waits there.
     fn lock_again(
         &mut self,
         change: &mut Change,
@@ -97,9 +101,19 @@ impl View {
         let (mut token, mut waits) = (None, None);
         for (name, key) in names(lock).zip(keys) {
             let Some(kv) = self.store.live(key) else { continue };
-            let (_, _, entry) = self.locks.entry(&kv.key, kv.create_revision).ok_or(Refusal::NotAnEntry)?;
+            let entry = self.locks.entry(&kv.key, kv.create_revision).map(|(_, _, entry)| entry);
+            // A place that outlived its lease is not taken over by a later lease with the same id.
+            let entry = entry.filter(|entry| self.may_hold(entry)).ok_or(Refusal::NotAnEntry)?;
             if there < keys.len() || token.is_some_and(|token| token != entry.token) {
                 return Err(Refusal::HeldAlready);
+            }
+            #[cfg(feature = "planted")]
+            let is_renewed = crate::planted::is(crate::planted::Bug::RenewOtherMode);
+            #[cfg(not(feature = "planted"))]
+            let is_renewed = false;
+            if self.level >= 1 && entry.mode != lock.mode.sane() && !is_renewed {
+                let token = entry.granted_wall_ms.map(|_| entry.token);
+                return Err(Refusal::OtherMode { mode: entry.mode, token });
             }
             token = Some(entry.token);
             if entry.granted_wall_ms.is_none() {
@@ -113,7 +127,21 @@ impl View {
         for (name, key) in names(lock).zip(keys) {
             self.rejoin(change, lock, name, key, token);
         }
+        #[cfg(feature = "planted")]
+        if crate::planted::is(crate::planted::Bug::RenewInName) {
+            return Ok(Reply::Lock(self.reply_for(keys, token, true)));
+        }
+        if self.level >= 1
+            && let Some(ttl_ms) = self.leases.renew(lock.lease)
+        {
+            change.lease_changes.push(LeaseChange::Renewed { lease: lock.lease, ttl_ms });
+        }
         Ok(Reply::Lock(self.reply_for(keys, token, true)))
+    }
+
+    /// Whether an entry may be granted: from level 1 on only while its lease lives.
+    fn may_hold(&self, entry: &LockEntry) -> bool {
+        self.level == 0 || self.leases.is_alive(entry)
     }
 
     fn rejoin(&mut self, change: &mut Change, lock: &Lock, name: &[u8], key: &[u8], token: Revision) {
@@ -142,7 +170,8 @@ impl View {
     fn reply_for(&self, keys: &[Vec<u8>], token: Revision, renewed: bool) -> LockReply {
         let mut places = keys.iter().map(|key| self.store.live(key).map_or_else(|| shared(key), |kv| kv.key.clone()));
         let (key, more_keys) = (places.next().unwrap_or_default(), places.collect());
-        lock_reply(key, more_keys, token, renewed)
+        // The mode is filled in from the entry.
+        LockReply { renewed, ..lock_reply(key, more_keys, token, Mode::Exclusive) }
     }
 
     /// Adds what became of the places when the command's queues were settled.
@@ -152,7 +181,7 @@ impl View {
             && (&entry.key, entry.token) == (&reply.key, reply.token)
             && reply.more_keys.is_empty()
         {
-            (reply.granted, reply.slot) = (true, entry.slot);
+            (reply.granted, reply.slot, reply.mode) = (true, entry.slot, entry.mode);
             return;
         }
         reply.granted = true;
@@ -164,7 +193,9 @@ impl View {
         if reply.granted {
             reply.ahead = 0;
         }
-        reply.slot = self.locks.entry(&reply.key, reply.token).map_or(0, |(_, _, entry)| entry.slot);
+        if let Some((_, _, entry)) = self.locks.entry(&reply.key, reply.token) {
+            (reply.slot, reply.mode) = (entry.slot, entry.mode);
+        }
     }
 
     /// Who is in the way of somebody who asks for `name`.
@@ -255,8 +286,8 @@ impl View {
     }
 }
 
-fn lock_reply(key: SharedBytes, more_keys: Vec<SharedBytes>, token: Revision, renewed: bool) -> LockReply {
-    LockReply { key, more_keys, token, granted: false, slot: 0, renewed, ahead: 0 }
+fn lock_reply(key: SharedBytes, more_keys: Vec<SharedBytes>, token: Revision, mode: Mode) -> LockReply {
+    LockReply { key, more_keys, token, mode, granted: false, slot: 0, renewed: false, ahead: 0 }
 }
 
 /// What an older stream of a session that was resumed elsewhere sends is void.

@@ -128,9 +128,21 @@ impl Restore {
                 if left_ms > ttl_ms {
                     return Err("more is left of a lease than there was");
                 }
+                let granted_revision = if self.format <= THIRD_FORMAT { 0 } else { reader.signed()? };
+                if !(0..=self.pending).contains(&granted_revision) {
+                    return Err("a lease of the future");
+                }
                 let mut restored = Lease::new(ttl_ms, wall_ms, client);
                 (restored.epoch, restored.left_ms) = (epoch, left_ms);
-                self.view.leases.restore(lease, restored);
+                restored.granted_revision = granted_revision;
+                restored.ending = match if self.format <= THIRD_FORMAT { 0 } else { reader.byte()? } {
+                    0 => None,
+                    number => Some(read_end(number - 1)?),
+                };
+                if self.view.leases.leases.contains_key(&lease) {
+                    return Err("a lease twice");
+                }
+                self.view.leases.add(lease, restored);
             }
             tag::BASE => self.base(&mut reader)?,
             tag::PUT | tag::PUT_OF_BASE | tag::DELETE => self.event(tag, &mut reader)?,
@@ -300,18 +312,8 @@ impl Restore {
             granted_wall_ms: Some(reader.varint()?),
             slot: 0,
         };
-        let holder = RecentHolder {
-            entry: Arc::new(entry),
-            ended_wall_ms: reader.varint()?,
-            cause: match reader.byte()? {
-                0 => LockEnd::Released,
-                1 => LockEnd::Left,
-                2 => LockEnd::LeaseExpired,
-                3 => LockEnd::LeaseRevoked,
-                4 => LockEnd::Forced,
-                _ => return Err("unknown end of a lock"),
-            },
-        };
+        let holder =
+            RecentHolder { entry: Arc::new(entry), ended_wall_ms: reader.varint()?, cause: read_end(reader.byte()?)? };
         if self.view.locks.recent.len() >= limits::RECENT_HOLDERS {
             return Err("too many recent holders");
         }
@@ -368,6 +370,17 @@ impl Version<'_> {
             lease: self.lease,
         }
     }
+}
+
+fn read_end(number: u8) -> ReadResult<LockEnd> {
+    Ok(match number {
+        0 => LockEnd::Released,
+        1 => LockEnd::Left,
+        2 => LockEnd::LeaseExpired,
+        3 => LockEnd::LeaseRevoked,
+        4 => LockEnd::Forced,
+        _ => return Err("unknown end of a lock"),
+    })
 }
 
 fn read_version<'a>(reader: &mut Reader<'a>) -> ReadResult<Version<'a>> {

@@ -40,6 +40,7 @@ pub fn command() -> impl Strategy<Value = Command> {
         1 => alarm().prop_map(Command::Alarm),
         1 => member().prop_map(Command::Publish),
         1 => member_change().prop_map(Command::ChangeMembers),
+        1 => Just(Command::EndLeases),
         1 => (level::LOWEST..=level::HIGHEST).prop_map(|level| Command::RaiseLevel { level }),
         1 => option::of(level::LOWEST..=level::HIGHEST + 1).prop_map(|level| Command::PinLevel { level }),
     ]
@@ -221,6 +222,7 @@ fn mode() -> impl Strategy<Value = Mode> {
     prop_oneof![
         2 => Just(Mode::Exclusive),
         3 => Just(Mode::Shared),
+        1 => Just(Mode::Slots(1)),
         2 => Just(Mode::Slots(2)),
         1 => Just(Mode::Slots(3)),
         3 => (0..4u32).prop_map(Mode::Barrier),

@@ -15,6 +15,10 @@ pub struct Naive {
     pub log: Vec<(Revision, EventKind, Arc<KeyValue>)>,
     pub compacted: Revision,
     pub leases: BTreeMap<LeaseId, u64>,
+    /// Who asked for each lease, those that have ended too.
+    clients: BTreeMap<LeaseId, Vec<u8>>,
+    /// The revision at which each lease was granted, from level 1 on.
+    born: BTreeMap<LeaseId, Revision>,
     pub entries: Vec<Entry>,
     /// Who was let through a barrier and has not left: by name and token.
     passed: BTreeSet<(Vec<u8>, Revision)>,
@@ -39,6 +43,10 @@ pub struct Entry {
 }
 
 impl Entry {
+    fn place(&self) -> (Vec<u8>, Revision) {
+        (self.name.clone(), self.token)
+    }
+
     /// As a change of the lock shows it, without times and metadata, which this model does not have.
     fn told(&self, is_granted: bool) -> Arc<LockEntry> {
         Arc::new(LockEntry {
@@ -167,7 +175,18 @@ impl Naive {
         let commit = wrote.then(|| self.commits(revision).remove(0));
         self.passed
             .retain(|(name, token)| self.entries.iter().any(|entry| entry.name == *name && entry.token == *token));
-        let after = self.granted();
+        let after = loop {
+            let after = self.granted();
+            let is_dead = |entry: &Entry| {
+                !before.contains(&entry.place()) && after.contains(&entry.place()) && !self.may_hold(entry)
+            };
+            let dead: Vec<_> = self.entries.iter().filter(|entry| wrote && is_dead(entry)).cloned().collect();
+            if dead.is_empty() {
+                break after;
+            }
+            self.entries.retain(|entry| !dead.contains(entry));
+            work.ended.extend(dead.into_iter().map(|entry| (entry, LockEnd::LeaseExpired)));
+        };
         let at_barriers = self.entries.iter().filter(|entry| matches!(entry.mode, Mode::Barrier(_)));
         let places = at_barriers.map(|entry| (entry.name.clone(), entry.token));
         self.passed = places.filter(|place| after.contains(place)).collect();
@@ -197,7 +216,11 @@ impl Naive {
             }
             reply.slot = self.entries.iter().find(|entry| entry.key[..] == reply.key[..]).unwrap().slot;
         }
-        Applied { revision: self.revision(), reply, commit, lock_changes, lease_changes: work.lease_changes }
+        Applied { revision: self.revision(), reply, commit, lock_changes, lease_changes: work.lease_changes, work: 0 }
+    }
+
+    fn may_hold(&self, entry: &Entry) -> bool {
+        self.level == 0 || (self.leases.contains_key(&entry.lease) && self.born[&entry.lease] < entry.token)
     }
 
     fn admit(&mut self, origin: &Origin) -> bool {
@@ -221,7 +244,11 @@ impl Naive {
     }
 
     fn sound(&self) -> Result<(), Refusal> {
-        if self.has(AlarmKind::Corrupt) { Err(Refusal::Corrupt) } else { Ok(()) }
+        let is_refused = match self.level >= 1 {
+            true => self.alarms.iter().any(|alarm| (alarm.member, alarm.kind) == (0, AlarmKind::Corrupt)),
+            false => self.has(AlarmKind::Corrupt),
+        };
+        if is_refused { Err(Refusal::Corrupt) } else { Ok(()) }
     }
 
     fn growth(&self) -> Result<(), Refusal> {
@@ -261,6 +288,8 @@ impl Naive {
                 }
                 let (lease, ttl_ms) = (grant.lease, grant.ttl_ms);
                 self.leases.insert(lease, ttl_ms);
+                self.clients.insert(lease, grant.client.to_vec());
+                self.born.insert(lease, if self.level > 0 { self.revision() } else { 0 });
                 work.lease_changes.push(LeaseChange::Granted { lease, ttl_ms });
                 Ok(Reply::LeaseGranted { lease, ttl_ms })
             }
@@ -353,6 +382,9 @@ impl Naive {
             // Time is not part of this model.
             Command::LeaseCheckpoint { term: proposed, .. } if *proposed != term => Ok(Reply::LeasesCheckpointed),
             Command::LeaseCheckpoint { .. } => self.sound().map(|()| Reply::LeasesCheckpointed),
+            // None has as many keys as would be left for it.
+            Command::EndLeases => self.sound().map(|()| Reply::LeasesEnded { deleted: 0 }),
+            Command::CompareStates => Ok(Reply::StatesCompared),
             Command::RaiseLevel { level } => {
                 self.sound()?;
                 match self.level_pin {
@@ -428,7 +460,11 @@ impl Naive {
                 lease,
                 mode: lock.map_or(Mode::Exclusive, |lock| lock.mode),
                 call: lock.map(|lock| lock.call),
-                holder: lock.map_or(Vec::new(), |lock| lock.holder.to_vec()),
+                holder: match lock {
+                    Some(lock) if lock.holder.is_empty() && self.level > 0 => self.clients[&lease].clone(),
+                    Some(lock) => lock.holder.to_vec(),
+                    None => Vec::new(),
+                },
                 owner: lock.map_or(Vec::new(), |lock| lock.owner.to_vec()),
                 together: lock
                     .map_or(Vec::new(), |lock| names(lock).filter(|other| *other != name.as_bytes()).collect()),
@@ -531,6 +567,7 @@ impl Naive {
             key: keys[0].clone().into(),
             more_keys: keys[1..].iter().map(|key| key.clone().into()).collect(),
             token: self.revision() + 1,
+            mode: lock.mode,
             granted: false,
             slot: 0,
             renewed: false,
@@ -553,11 +590,17 @@ impl Naive {
         }
         let mut tokens = BTreeSet::new();
         for key in keys.iter().filter(|key| now.contains_key(*key)) {
-            let entry = self.entries.iter().find(|entry| entry.key == *key).ok_or(Refusal::NotAnEntry)?;
+            let entry = self.entries.iter().find(|entry| entry.key == *key && self.may_hold(entry));
+            let entry = entry.ok_or(Refusal::NotAnEntry)?;
             tokens.insert(entry.token);
             if tokens.len() > 1 || keys.iter().any(|key| !now.contains_key(key)) {
                 return Err(Refusal::HeldAlready);
             }
+            if self.level > 0 && entry.mode != lock.mode {
+                let is_held = self.granted().contains(&(entry.name.clone(), entry.token));
+                return Err(Refusal::OtherMode { mode: entry.mode, token: is_held.then_some(entry.token) });
+            }
+            reply.mode = entry.mode;
         }
         (reply.token, reply.renewed) = (*tokens.first().unwrap(), true);
         let granted = self.granted();
@@ -573,11 +616,20 @@ impl Naive {
                 self.write(work, key, value, lock.lease, None);
             }
         }
+        if self.level > 0 {
+            let (lease, ttl_ms) = (lock.lease, self.leases[&lock.lease]);
+            work.lease_changes.push(LeaseChange::Renewed { lease, ttl_ms });
+        }
         Ok(Reply::Lock(reply))
     }
 
     /// Whether one more entry would be granted: by adding it and looking.
     fn would_grant(&self, name: &[u8], mode: Mode) -> bool {
+        if self.entries.iter().any(|entry| {
+            entry.name == name && mode == entry.mode && matches!(mode, Mode::Barrier(_)) && !self.may_hold(entry)
+        }) {
+            return false;
+        }
         let entry = Entry {
             name: name.to_vec(),
             key: Vec::new(),
@@ -604,6 +656,7 @@ impl Naive {
                 let is_through = granted.contains(&(other.name.clone(), other.token));
                 let goes_along = match mode {
                     Mode::Exclusive => false,
+                    Mode::Slots(1) if self.level > 0 => false,
                     Mode::Shared | Mode::Slots(_) => other.mode == mode,
                     Mode::Barrier(_) => other.mode == mode && !is_through,
                 };

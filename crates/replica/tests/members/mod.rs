@@ -263,7 +263,9 @@ impl Cluster {
             let outcome = self.outcomes.get(call);
             let expected = match outcome {
                 Some(None) => 1..=1,
-                Some(Some(Failure::Refused(_) | Failure::Overloaded | Failure::NoLeader)) => 0..=0,
+                Some(Some(Failure::Refused(_) | Failure::Overloaded | Failure::NoLeader | Failure::LeaderChanged)) => {
+                    0..=0
+                }
                 Some(Some(_)) | None => 0..=1,
             };
             assert!(expected.contains(&times), "seed {}: call {call}, {outcome:?}: {times} times", self.seed);
@@ -615,7 +617,7 @@ impl Cluster {
                 assert!(reply.granted);
                 self.counts.grants += 1;
             }
-            (_, Err(Failure::LeaderChanged)) => self.counts.leader_changed += 1,
+            (_, Err(Failure::LeaderChanged | Failure::OutcomeUnknown)) => self.counts.leader_changed += 1,
             (_, Err(Failure::TimedOut | Failure::NoLeader)) => self.counts.timed_out += 1,
             _ => {}
         }

@@ -4,9 +4,11 @@
 //! same [`Services`], so that limits, authorization and metrics hold here with no further code. A
 //! stream of requests is a body with one JSON object after another; a stream of responses is lines of
 //! `{"result": …}`, and of `{"error": …}` if it breaks off. As in etcd, the HTTP status of a stream is
-//! sent with its first line, so that a call that fails at once has a status that says so.
+//! sent with its first line, so that a call that fails at once has a status that says so. A long answer becomes JSON
+//! piece by piece ([`long`]).
 
 mod errors;
+mod long;
 pub(crate) mod paths;
 pub(crate) mod transcode;
 
@@ -19,7 +21,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::body::Body as HttpBody;
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue, TE};
 use http::{HeaderMap, Method as HttpMethod, Request, Response, StatusCode, Version, request};
 use http_body::{Body, Frame};
@@ -28,7 +30,8 @@ use prost_reflect::DescriptorPool;
 use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 use tonic::{Code, Status};
 
-use self::transcode::{Method, Splitter, take_message, too_large};
+use self::long::{LONG_BYTES, LongAnswer, Transcriber};
+use self::transcode::{FRAME_HEADER_BYTES, Method, Splitter, message_length, take_message, too_large};
 use super::grpc::{ResponseBody, Services};
 use super::plain_text;
 use crate::limits::Limits;
@@ -63,7 +66,7 @@ impl Gateway {
         let answer = async {
             match method.request_is_stream || method.response_is_stream {
                 true => self.stream(method.clone(), parts, body, deadline).await,
-                false => self.unary(method, parts, body).await,
+                false => self.unary(method, parts, body, deadline).await,
             }
         };
         let answer = match deadline {
@@ -78,10 +81,19 @@ impl Gateway {
         method: &Method,
         parts: request::Parts,
         body: HttpBody,
+        deadline: Option<Instant>,
     ) -> Result<Response<HttpBody>, Status> {
         let frame = method.request_frame(&self.read(body).await?)?;
         let request = grpc_request(method, parts, tonic::body::Body::new(Full::new(frame)));
         let (headers, mut messages) = Messages::of(self.services.call(request).await);
+        if let Some(length) = messages.length().await
+            && length > LONG_BYTES
+        {
+            let transcriber = Transcriber::new(method.output(), length);
+            let deadline = deadline.map(|deadline| Box::pin(sleep_until(deadline)));
+            let answer = LongAnswer::new(messages.body, messages.buffer, transcriber, deadline);
+            return Ok(json_response(StatusCode::OK, &headers, HttpBody::new(answer)));
+        }
         let message = messages.next().await?.ok_or_else(|| Status::internal("the call gave no answer"))?;
         let mut json = Vec::new();
         method.write_response(message, &mut json)?;
@@ -224,6 +236,35 @@ impl Messages {
         poll_fn(|context| self.poll_next(context)).await
     }
 
+    /// The length of the first message, whose frame is taken off if it is long; `None` if the call ends before it.
+    async fn length(&mut self) -> Option<usize> {
+        poll_fn(|context| {
+            while self.status.is_none() && message_length(&self.buffer).is_none() {
+                ready!(self.poll_more(context));
+            }
+            Poll::Ready(())
+        })
+        .await;
+        let length = message_length(&self.buffer)?;
+        if length > LONG_BYTES {
+            self.buffer.advance(FRAME_HEADER_BYTES);
+        }
+        Some(length)
+    }
+
+    /// Takes what comes next of the body: bytes or the status.
+    fn poll_more(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        match ready!(Pin::new(&mut self.body).poll_frame(context)) {
+            Some(Ok(frame)) => match frame.into_data() {
+                Ok(data) => self.buffer.extend_from_slice(&data),
+                Err(frame) => self.status = frame.trailers_ref().and_then(Status::from_header_map),
+            },
+            Some(Err(status)) => self.status = Some(status),
+            None => self.status = Some(Status::unknown("the call ended without a status")),
+        }
+        Poll::Ready(())
+    }
+
     /// None = the call has succeeded.
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>> {
         loop {
@@ -233,14 +274,7 @@ impl Messages {
             if let Some(status) = &self.status {
                 return Poll::Ready(if status.code() == Code::Ok { Ok(None) } else { Err(status.clone()) });
             }
-            match ready!(Pin::new(&mut self.body).poll_frame(context)) {
-                Some(Ok(frame)) => match frame.into_data() {
-                    Ok(data) => self.buffer.extend_from_slice(&data),
-                    Err(frame) => self.status = frame.trailers_ref().and_then(Status::from_header_map),
-                },
-                Some(Err(status)) => self.status = Some(status),
-                None => self.status = Some(Status::unknown("the call ended without a status")),
-            }
+            ready!(self.poll_more(context));
         }
     }
 }

@@ -19,7 +19,7 @@ use tonic::server::NamedService;
 use tonic::{Code, Status};
 
 use crate::listen::Stopping;
-use crate::metrics::{Call, Counters, Rpcs};
+use crate::metrics::{Call, Concluded, Counters, Rpcs};
 
 type Answer = Result<Response<tonic::body::Body>, Infallible>;
 type AnswerFuture = Pin<Box<dyn Future<Output = Answer> + Send>>;
@@ -166,7 +166,9 @@ impl Future for GrpcFuture {
             call.end(code);
         }
         let stop = self.stop.take();
-        Poll::Ready(response.map(|body| ResponseBody { body, call, stop, ended: false }))
+        let mut response = response;
+        let concluded = response.extensions_mut().remove::<Concluded>();
+        Poll::Ready(response.map(|body| ResponseBody { body, call, stop, concluded, ended: false }))
     }
 }
 
@@ -175,7 +177,18 @@ pub struct ResponseBody {
     body: tonic::body::Body,
     call: Option<Call>,
     stop: Option<StopFuture>,
+    concluded: Option<Concluded>,
     ended: bool,
+}
+
+impl Drop for ResponseBody {
+    fn drop(&mut self) {
+        if let (Some(call), Some(concluded)) = (&mut self.call, &self.concluded)
+            && concluded.is_set()
+        {
+            call.end(Code::Ok);
+        }
+    }
 }
 
 impl Body for ResponseBody {

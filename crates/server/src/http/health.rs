@@ -21,6 +21,7 @@ use tenure_machine::AlarmKind;
 use tenure_replica::{Consistency, Status};
 
 use super::plain_text;
+use crate::alarms;
 use crate::member::Member;
 
 /// What health is judged by.
@@ -63,16 +64,21 @@ enum Check {
     Running,
     SerializableRead,
     DataCorruption,
+    Space,
     Leader,
     LinearizableRead,
     NonLearner,
 }
+
+/// How long a probe waits for the leader. Kubernetes gives a probe one second by default.
+const PROBE_PATIENCE: Duration = Duration::from_millis(500);
 
 const LIVE: &[Check] = &[Check::SerializableRead];
 const READY: &[Check] = &[
     Check::Running,
     Check::SerializableRead,
     Check::DataCorruption,
+    Check::Space,
     Check::Leader,
     Check::LinearizableRead,
     Check::NonLearner,
@@ -84,6 +90,7 @@ impl Check {
             Check::Running => "running",
             Check::SerializableRead => "serializable_read",
             Check::DataCorruption => "data_corruption",
+            Check::Space => "space",
             Check::Leader => "leader",
             Check::LinearizableRead => "linearizable_read",
             Check::NonLearner => "non_learner",
@@ -141,7 +148,7 @@ impl Health {
         match self.read(Consistency::Serializable).await {
             Err(error) => return Some(format!("RANGE ERROR:{error}")),
             Ok(alarms) => {
-                let mut names = alarms.into_iter().map(alarm_name);
+                let mut names = alarms.into_iter().map(alarms::name);
                 if let Some(name) = names.find(|name| !query.values("exclude").any(|excluded| excluded == *name)) {
                     return Some(format!("ALARM {name}"));
                 }
@@ -158,11 +165,14 @@ impl Health {
 
     async fn report(&self, checks: &[Check], query: &Query) -> Response<HttpBody> {
         let included = |check: &&Check| !query.values("exclude").any(|name| name == check.name());
-        let mut report = String::new();
-        let mut well = true;
+        let (mut report, mut well, mut degraded) = (String::new(), true, String::new());
         for check in checks.iter().filter(included) {
             match self.check(*check).await {
-                Ok(()) => report.push_str(&format!("[+]{} ok\n", check.name())),
+                Ok(Fitness::Well) => report.push_str(&format!("[+]{} ok\n", check.name())),
+                Ok(Fitness::Degraded(reason)) => {
+                    report.push_str(&format!("[!]{} degraded: {reason}\n", check.name()));
+                    degraded.push_str(&format!("degraded: {reason}\n"));
+                }
                 Err(reason) => {
                     well = false;
                     report.push_str(&format!("[-]{} failed: {reason}\n", check.name()));
@@ -172,7 +182,7 @@ impl Health {
         match well {
             false => plain_text(StatusCode::SERVICE_UNAVAILABLE, report),
             true if query.value("verbose").is_some() => plain_text(StatusCode::OK, report + "ok\n"),
-            true => plain_text(StatusCode::OK, "ok\n"),
+            true => plain_text(StatusCode::OK, degraded + "ok\n"),
         }
     }
 
@@ -186,35 +196,50 @@ impl Health {
         }
     }
 
-    async fn check(&self, check: Check) -> Result<(), String> {
-        let fails_if = |condition: bool, reason: &str| if condition { Err(reason.to_owned()) } else { Ok(()) };
+    async fn check(&self, check: Check) -> Result<Fitness, String> {
+        let fails_if =
+            |condition: bool, reason: &str| if condition { Err(reason.to_owned()) } else { Ok(Fitness::Well) };
         match check {
             Check::Running => fails_if(self.stopping.load(Relaxed), "the member is stopping"),
-            Check::SerializableRead => self.read(Consistency::Serializable).await.map(drop),
+            Check::SerializableRead => self.read(Consistency::Serializable).await.map(|_| Fitness::Well),
             Check::DataCorruption => {
                 let alarms = self.read(Consistency::Serializable).await?;
-                fails_if(alarms.iter().any(|alarm| alarm_name(*alarm) == "CORRUPT"), "alarm activated: CORRUPT")
+                fails_if(alarms.contains(&AlarmKind::Corrupt), "alarm activated: CORRUPT")
             }
+            // Every member is as full as this one, and unlocks and renewals must find their way: it stays ready.
+            Check::Space => Ok(match self.read(Consistency::Serializable).await?.contains(&AlarmKind::NoSpace) {
+                true => Fitness::Degraded(format!("alarm NOSPACE: {}", alarms::meaning(AlarmKind::NoSpace))),
+                false => Fitness::Well,
+            }),
             Check::Leader => fails_if(
                 self.vitals.status().leader == 0,
                 "no leader: too few members are up or in touch with each other",
             ),
-            Check::LinearizableRead => self.read(Consistency::Linearizable).await.map(drop),
+            // Without a leader nobody answers: the probe need not wait to learn that.
+            Check::LinearizableRead if self.vitals.status().leader == 0 => Err("no leader".to_owned()),
+            Check::LinearizableRead => {
+                let patience = self.timeout.min(PROBE_PATIENCE);
+                self.read_within(Consistency::Linearizable, patience).await.map(|_| Fitness::Well)
+            }
             Check::NonLearner => fails_if(self.vitals.status().learner, "the local node is a learner"),
         }
     }
 
     async fn read(&self, consistency: Consistency) -> Result<Vec<AlarmKind>, String> {
-        let timed_out = |_| Err(format!("no answer within {:?}", self.timeout));
-        tokio::time::timeout(self.timeout, self.vitals.read(consistency)).await.unwrap_or_else(timed_out)
+        self.read_within(consistency, self.timeout).await
+    }
+
+    async fn read_within(&self, consistency: Consistency, patience: Duration) -> Result<Vec<AlarmKind>, String> {
+        let timed_out = |_| Err(format!("no answer within {patience:?}"));
+        tokio::time::timeout(patience, self.vitals.read(consistency)).await.unwrap_or_else(timed_out)
     }
 }
 
-fn alarm_name(alarm: AlarmKind) -> &'static str {
-    match alarm {
-        AlarmKind::NoSpace => "NOSPACE",
-        AlarmKind::Corrupt => "CORRUPT",
-    }
+/// How a check that did not fail turned out.
+enum Fitness {
+    Well,
+    /// The member serves, but not everything.
+    Degraded(String),
 }
 
 /// A query string's parts. Probes use plain words only: nothing is decoded.
@@ -249,12 +274,13 @@ mod tests {
         alarms: Vec<AlarmKind>,
         has_quorum: bool,
         hangs: bool,
+        hangs_without_leader: bool,
     }
 
     impl Default for Patient {
         fn default() -> Patient {
             let status = Status { leader: 1, member: 1, ..Default::default() };
-            Patient { status, alarms: Vec::new(), has_quorum: true, hangs: false }
+            Patient { status, alarms: Vec::new(), has_quorum: true, hangs: false, hangs_without_leader: false }
         }
     }
 
@@ -268,7 +294,7 @@ mod tests {
             consistency: Consistency,
         ) -> Pin<Box<dyn Future<Output = Result<Vec<AlarmKind>, String>> + Send + '_>> {
             Box::pin(async move {
-                if self.hangs {
+                if self.hangs || (self.hangs_without_leader && consistency == Consistency::Linearizable) {
                     std::future::pending::<()>().await;
                 }
                 match consistency {
@@ -311,10 +337,23 @@ mod tests {
         assert_eq!(status, 503);
         assert!(report.contains("[+]serializable_read ok\n"), "{report}");
         assert!(report.contains("[-]leader failed: no leader"), "{report}");
-        assert!(report.contains("[-]linearizable_read failed: timed out\n"), "{report}");
+        assert!(report.contains("[-]linearizable_read failed: no leader\n"), "{report}");
         assert_eq!(ask(&health, "/health").await, (503, r#"{"health":"false","reason":"RAFT NO LEADER"}"#.to_owned()));
         assert_eq!(ask(&health, "/health?serializable=true").await.0, 200);
         assert!(!health.looks_ready());
+    }
+
+    /// The clock of the test goes on by itself: what is waited for is what the clock says.
+    #[tokio::test(start_paused = true)]
+    async fn a_probe_is_answered_before_it_gives_up() {
+        let began = tokio::time::Instant::now();
+        let headless = Patient { status: Status::default(), hangs_without_leader: true, ..Default::default() };
+        assert_eq!(ask(&Health::new(headless, Duration::from_secs(7)), "/readyz").await.0, 503);
+        assert_eq!(began.elapsed(), Duration::ZERO, "nothing is waited for");
+        let cut_off = Patient { hangs_without_leader: true, ..Default::default() };
+        let (status, report) = ask(&Health::new(cut_off, Duration::from_secs(7)), "/readyz").await;
+        assert!(report.contains("[-]linearizable_read failed: no answer within 500ms\n"), "{report}");
+        assert_eq!((status, began.elapsed()), (503, Duration::from_millis(500)));
     }
 
     #[tokio::test]
@@ -331,7 +370,10 @@ mod tests {
         let health = health(Patient { alarms: vec![AlarmKind::NoSpace], ..Default::default() });
         assert_eq!(ask(&health, "/health").await, (503, r#"{"health":"false","reason":"ALARM NOSPACE"}"#.to_owned()));
         assert_eq!(ask(&health, "/health?exclude=NOSPACE").await.0, 200);
-        assert_eq!(ask(&health, "/readyz").await.0, 200, "a full store still unlocks and renews");
+        let (status, text) = ask(&health, "/readyz").await;
+        assert_eq!(status, 200, "a full store still unlocks and renews");
+        assert!(text.starts_with("degraded: alarm NOSPACE: "), "{text}");
+        assert!(ask(&health, "/readyz?verbose").await.1.contains("[!]space degraded: alarm NOSPACE: "));
     }
 
     #[tokio::test]

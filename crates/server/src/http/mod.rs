@@ -22,7 +22,7 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_TYPE, HeaderValue};
-use http::{Request, Response, StatusCode, Version};
+use http::{HeaderMap, Request, Response, StatusCode, Version};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use prost_reflect::DescriptorPool;
@@ -35,7 +35,8 @@ use self::health::Health;
 use self::origin::{Origins, Verdict};
 use crate::config::{Config, ETCD_CLUSTER_VERSION, ETCD_VERSION, TENURE_VERSION};
 use crate::listen::OpenConnection;
-use crate::metrics::{self, Metrics};
+use crate::metrics::Metrics;
+use crate::metrics::text::Form;
 
 /// Everything that one network runtime serves.
 pub struct Front {
@@ -55,7 +56,10 @@ impl Front {
         metrics: Arc<Metrics>,
         more: Router,
     ) -> Front {
-        let render = move || async move { ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics.render()) };
+        let render = move |headers: HeaderMap| async move {
+            let form = Form::accepted(&headers);
+            ([(CONTENT_TYPE, form.content_type())], metrics.render_in(form))
+        };
         let router = Router::new()
             .route("/version", get(version))
             .route("/metrics", get(render))
@@ -190,7 +194,7 @@ async fn method_not_allowed() -> Response<HttpBody> {
     response
 }
 
-async fn not_found() -> Response<HttpBody> {
+pub(crate) async fn not_found() -> Response<HttpBody> {
     const HELP: &str = "404 page not found\n\n\
         This is Tenure. Here are gRPC (etcd v3), its JSON form at POST /v3/…, and\n\
         /health /livez /readyz?verbose /version /metrics; locks by WebSocket at /v1/session,\n\

@@ -66,6 +66,9 @@ impl<H: Host> Admission<H> {
     }
 
     async fn admit(&self, request: &JoinRequest) -> Result<(MemberId, Vec<Member>), Denied> {
+        if let Some(admitted) = self.missing_voter(request) {
+            return Ok(admitted);
+        }
         self.check_leading()?;
         let members = self.greeter.host.members().await?;
         let url = url_of(&request.peer_address);
@@ -90,6 +93,27 @@ impl<H: Host> Admission<H> {
             "{} is the address of member {:x} ({}): if its disk was lost, remove it first",
             request.peer_address, listed.id, listed.name
         ))))
+    }
+
+    /// The member that asks, if the cluster cannot go on without it: a voter that was added to a cluster of one and
+    /// has never been seen. No leader can be asked then, because its vote is needed to elect one.
+    ///
+    /// What this member knows is enough. It is the only other voter, so nothing was committed with the newcomer's
+    /// help that this member has not seen: a member that comes back without its disk is not taken for a new one.
+    fn missing_voter(&self, request: &JoinRequest) -> Option<(MemberId, Vec<Member>)> {
+        let own = self.greeter.identity.member_id;
+        let members = self.greeter.outbox.members();
+        let mut voters = members.iter().filter(|member| !member.learner);
+        let (first, second) = (voters.next()?, voters.next()?);
+        let is_pair = voters.next().is_none();
+        let newcomer = match own {
+            own if own == first.id => second,
+            own if own == second.id => first,
+            _ => return None,
+        };
+        let is_meant = newcomer.peer_urls.contains(&url_of(&request.peer_address));
+        let is_unseen = self.greeter.known.directory_of(newcomer.id).is_none();
+        (is_pair && is_meant && is_unseen).then(|| (newcomer.id, members.to_vec()))
     }
 
     pub(crate) async fn leave(&self, request: LeaveRequest) -> Result<LeaveResponse, Status> {

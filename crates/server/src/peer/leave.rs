@@ -31,22 +31,24 @@ pub struct Departure {
     pub(crate) identity: Identity,
     pub(crate) outbox: Outbox,
     pub(crate) patience: Duration,
+    /// How long a leader may take to hear of all members: one that was elected just now knows too few.
+    pub(crate) settling: Duration,
 }
 
 impl Departure {
     /// Gives the members that are left.
     pub(crate) async fn leave(&self, member: &Member) -> Result<Vec<machine::Member>, Status> {
         let own = self.identity.member_id;
-        if member.status().leader == own && self.outbox.members().iter().any(|other| other.id != own && !other.learner)
-        {
-            member.transfer_leader(None).await.map_err(errors::failed)?;
-        }
         let began = Instant::now();
         loop {
             let status = member.status();
-            let address = peer_address(&self.outbox.members(), status.leader);
+            let members = self.outbox.members();
+            let address = peer_address(&members, status.leader);
             let asked = match status.leader {
                 0 => Err(Unanswered::ForNow(errors::NO_LEADER.into())),
+                leader if leader == own && members.iter().any(|other| other.id != own && !other.learner) => {
+                    hand_over(member).await
+                }
                 leader if leader == own => {
                     let change = MemberChange::Remove { id: own, force: false };
                     return Ok(member.change_members(change).await.map_err(errors::failed)?.value);
@@ -57,6 +59,7 @@ impl Departure {
                 Ok(Some(members)) => return Ok(members),
                 Err(Unanswered::ForGood(status)) => return Err(status),
                 Err(Unanswered::ForNow(status)) if began.elapsed() >= self.patience => return Err(status),
+                Err(Unanswered::Unsettled(status)) if began.elapsed() >= self.settling => return Err(status),
                 Ok(None) if began.elapsed() >= self.patience => return Err(errors::failed(Failure::LeaderChanged)),
                 // Another leader may be on its way.
                 Ok(None) | Err(_) => tokio::time::sleep(PAUSE).await,
@@ -105,9 +108,24 @@ impl Departure {
     }
 }
 
+/// Has another member lead, which can then let this one go.
+async fn hand_over(member: &Member) -> Result<Option<Vec<machine::Member>>, Unanswered> {
+    match member.transfer_leader(None).await {
+        Ok(()) => Ok(None),
+        // The others may have been busy for a moment.
+        Err(failure @ (Failure::BadTransferee | Failure::TimedOut)) => {
+            Err(Unanswered::Unsettled(errors::failed(failure)))
+        }
+        Err(failure) => Err(Unanswered::ForNow(errors::failed(failure))),
+    }
+}
+
 /// Why a member is not gone yet.
+#[derive(Debug)]
 enum Unanswered {
     ForNow(Status),
+    /// Too few members seem to be there, which may only mean that the leader has not heard of them yet.
+    Unsettled(Status),
     /// The leader will not have it, as when those who stay would be too few.
     ForGood(Status),
 }
@@ -115,10 +133,27 @@ enum Unanswered {
 impl Unanswered {
     fn judge(status: Status) -> Unanswered {
         match status.code() {
+            Code::FailedPrecondition if errors::is_not_enough_members(status.message()) => {
+                Unanswered::Unsettled(status)
+            }
             Code::FailedPrecondition | Code::NotFound | Code::InvalidArgument | Code::Unimplemented => {
                 Unanswered::ForGood(status)
             }
             _ => Unanswered::ForNow(status),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_leader_that_knows_too_few_is_asked_again() {
+        let unsettled = errors::failed(Failure::NotEnoughMembers);
+        assert!(matches!(Unanswered::judge(unsettled), Unanswered::Unsettled(_)));
+        let refused = Status::failed_precondition("another reason");
+        assert!(matches!(Unanswered::judge(refused), Unanswered::ForGood(_)));
+        assert!(matches!(Unanswered::judge(errors::NO_LEADER.into()), Unanswered::ForNow(_)));
     }
 }

@@ -1,7 +1,7 @@
 //! The messages to one peer: one stream, kept open for as long as the peer belongs to the cluster.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -9,6 +9,7 @@ use prost::Message;
 use tenure_api::tenure::peer::v1::messages_response::Answer;
 use tenure_api::tenure::peer::v1::{MessagesRequest, MessagesResponse};
 use tenure_machine::MemberId;
+use tenure_replica::Input;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -29,10 +30,49 @@ const ANSWER_BYTES: usize = 64 << 10;
 pub(crate) struct MessageStream<H> {
     pub(crate) to: MemberId,
     pub(crate) name: String,
-    /// Tried in turn.
-    pub(crate) urls: Vec<String>,
+    pub(crate) addresses: Arc<Addresses>,
     pub(crate) queue: Arc<Queue>,
     pub(crate) greeter: Greeter<H>,
+}
+
+/// Where a peer is looked for: where it is listed, and where it answered last. A member whose listed address was
+/// changed stays where it is until it is started elsewhere.
+#[derive(Debug, Default)]
+pub(crate) struct Addresses(Mutex<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    listed: Vec<String>,
+    answered_last: Option<String>,
+}
+
+impl Addresses {
+    pub(crate) fn new(listed: &[String]) -> Addresses {
+        Addresses(Mutex::new(Known { listed: listed.to_vec(), answered_last: None }))
+    }
+
+    /// Takes effect at the next attempt to connect. A connection that works goes on.
+    pub(crate) fn list(&self, urls: &[String]) {
+        let mut known = self.lock();
+        if known.listed != urls {
+            known.listed = urls.to_vec();
+        }
+    }
+
+    /// In the order in which they are tried.
+    pub(crate) fn urls(&self) -> Vec<String> {
+        let known = self.lock();
+        let elsewhere = known.answered_last.iter().filter(|url| !known.listed.contains(url));
+        known.listed.iter().chain(elsewhere).cloned().collect()
+    }
+
+    fn answered_at(&self, url: &str) {
+        self.lock().answered_last = Some(url.to_owned());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Why a stream ended, or did not begin.
@@ -62,14 +102,19 @@ impl<H: Host> MessageStream<H> {
     pub(crate) async fn run(self) {
         let mut pause = FIRST_PAUSE;
         let mut told = Told::Nothing;
-        for url in self.urls.iter().cycle() {
+        for attempt in 0_usize.. {
+            let urls = self.addresses.urls();
+            let Some(url) = urls.get(attempt % urls.len().max(1)) else { return };
             let mut was_welcome = false;
             let ended = match self.open(url).await {
                 Ok((socket, answers)) => {
                     was_welcome = true;
+                    self.addresses.answered_at(url);
                     told = Told::Connected;
                     tracing::info!(peer = self.name, id = format!("{:x}", self.to), url, "connected to a peer");
-                    self.send(socket, answers).await
+                    let ended = self.send(socket, answers).await;
+                    self.greeter.host.deliver(Input::PeerLost { member: self.to });
+                    ended
                 }
                 Err(ended) => {
                     self.greeter.outbox.clear(&self.queue);

@@ -14,7 +14,7 @@ use super::greeting::Greeter;
 use super::outbox::SnapshotOrder;
 use super::send_snapshot::SnapshotSender;
 use super::service::Incoming;
-use super::stream::MessageStream;
+use super::stream::{Addresses, MessageStream};
 
 pub(crate) struct Transport<H> {
     greeter: Greeter<H>,
@@ -29,7 +29,7 @@ pub(crate) struct Transport<H> {
 }
 
 struct Stream {
-    urls: Vec<String>,
+    addresses: Arc<Addresses>,
     task: AbortHandle,
 }
 
@@ -71,12 +71,15 @@ impl<H: Host> Transport<H> {
     fn reconcile(&mut self, members: &[Member]) {
         let own = self.greeter.identity.member_id;
         let urls_of = |id: MemberId| members.iter().find(|member| member.id == id).map(|member| &member.peer_urls);
-        self.streams.retain(|id, stream| {
-            let stays = urls_of(*id).is_some_and(|urls| *urls == stream.urls);
-            if !stays {
-                stream.task.abort();
+        self.streams.retain(|id, stream| match urls_of(*id).filter(|urls| !urls.is_empty()) {
+            Some(urls) => {
+                stream.addresses.list(urls);
+                true
             }
-            stays
+            None => {
+                stream.task.abort();
+                false
+            }
         });
         self.sending.retain(|to, (index, task)| {
             let is_member = urls_of(*to).is_some();
@@ -89,15 +92,15 @@ impl<H: Host> Transport<H> {
         for member in members.iter().filter(|member| member.id != own && !member.peer_urls.is_empty()) {
             let Some(queue) = self.greeter.outbox.queue(member.id) else { continue };
             self.streams.entry(member.id).or_insert_with(|| {
-                let urls = member.peer_urls.clone();
+                let addresses = Arc::new(Addresses::new(&member.peer_urls));
                 let stream = MessageStream {
                     to: member.id,
                     name: member.name.clone(),
-                    urls: urls.clone(),
+                    addresses: addresses.clone(),
                     queue,
                     greeter: self.greeter.clone(),
                 };
-                Stream { urls, task: self.tasks.spawn(stream.run()) }
+                Stream { addresses, task: self.tasks.spawn(stream.run()) }
             });
         }
         // Who is not listed itself does not know the members yet.
@@ -120,7 +123,9 @@ impl<H: Host> Transport<H> {
     }
 
     fn send_snapshot(&mut self, members: &[Member], order: SnapshotOrder) {
-        let urls = members.iter().find(|member| member.id == order.to).map(|member| member.peer_urls.clone());
+        let is_member = members.iter().any(|member| member.id == order.to);
+        let stream = self.streams.get(&order.to).filter(|_| is_member);
+        let urls = stream.map(|stream| stream.addresses.urls());
         let is_busy = self.sending.get(&order.to).is_some_and(|(_, task)| !task.is_finished());
         let Some(urls) = urls.filter(|urls| !urls.is_empty() && !is_busy) else {
             let SnapshotOrder { to, index, .. } = order;

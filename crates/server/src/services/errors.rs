@@ -28,6 +28,8 @@ pub const LEASE_EXISTS: Error = Error(Code::FailedPrecondition, "etcdserver: lea
 pub const LEASE_TTL_TOO_LARGE: Error = Error(Code::OutOfRange, "etcdserver: too large lease TTL");
 pub const NO_LEADER: Error = Error(Code::Unavailable, "etcdserver: no leader");
 pub const LEADER_CHANGED: Error = Error(Code::Unavailable, "etcdserver: leader changed");
+const OUTCOME_UNKNOWN: Error =
+    Error(Code::Unavailable, "etcdserver: request timed out, possibly due to previous leader failure");
 pub const TIMED_OUT: Error = Error(Code::Unavailable, "etcdserver: request timed out");
 pub const STOPPED: Error = Error(Code::Unavailable, "etcdserver: server stopped");
 pub const CORRUPT: Error = Error(Code::DataLoss, "etcdserver: corrupt cluster");
@@ -77,9 +79,12 @@ pub const NOT_THE_HOLDER: Error = Error(Code::FailedPrecondition, "not the holde
 const NOT_HELD: Error = Error(Code::FailedPrecondition, "not held");
 const IN_USE: Error = Error(Code::FailedPrecondition, "lock is held or waited for");
 const DEADLOCK: Error = Error(Code::FailedPrecondition, "deadlock");
+const DEADLOCK_UNKNOWN: Error =
+    Error(Code::ResourceExhausted, "too many owners hold or wait to find out whether this request would deadlock");
 pub const NOBODY_LEADS: Error = Error(Code::NotFound, "election: no leader");
 pub const DOES_NOT_LEAD: Error = Error(Code::FailedPrecondition, "election: not leader");
 pub const SESSION_RESUMED: Error = Error(Code::Aborted, "session was resumed elsewhere");
+const OTHER_MODE: Error = Error(Code::FailedPrecondition, "this lease has the lock in another mode");
 const LEVEL_PINNED: Error = Error(Code::FailedPrecondition, "the feature level is pinned");
 const LEVEL_REACHED: Error = Error(Code::FailedPrecondition, "the feature level is never lowered");
 
@@ -119,11 +124,13 @@ pub fn of_refusal(refusal: &Refusal) -> Error {
         Refusal::NotHeld => NOT_HELD,
         Refusal::InUse => IN_USE,
         Refusal::Deadlock { .. } => DEADLOCK,
+        Refusal::DeadlockUnknown => DEADLOCK_UNKNOWN,
         Refusal::SessionResumed => SESSION_RESUMED,
         Refusal::MemberNotFound => MEMBER_NOT_FOUND,
         Refusal::MemberExists => MEMBER_EXISTS,
         Refusal::PeerUrlExists => PEER_URL_EXISTS,
         Refusal::NotALearner => MEMBER_NOT_LEARNER,
+        Refusal::OtherMode { .. } => OTHER_MODE,
         Refusal::LevelPinned { .. } => LEVEL_PINNED,
         Refusal::LevelReached { .. } => LEVEL_REACHED,
     }
@@ -135,6 +142,7 @@ pub fn of_failure(failure: &Failure) -> Error {
         Failure::NoLeader => NO_LEADER,
         Failure::TimedOut => TIMED_OUT,
         Failure::LeaderChanged => LEADER_CHANGED,
+        Failure::OutcomeUnknown => OUTCOME_UNKNOWN,
         Failure::Overloaded => TOO_MANY_REQUESTS,
         Failure::TooLarge => TOO_LARGE,
         Failure::EntryEnded(_) => SESSION_EXPIRED,
@@ -147,6 +155,11 @@ pub fn of_failure(failure: &Failure) -> Error {
         Failure::Leading => LEADING,
         Failure::LevelTooLow { .. } => LEVEL_TOO_LOW,
     }
+}
+
+/// Whether a leader has refused a change of members because it knows too few that are up.
+pub fn is_not_enough_members(text: &str) -> bool {
+    text == NOT_ENOUGH_STARTED.1
 }
 
 pub fn refused(refusal: Refusal) -> Status {
@@ -233,10 +246,12 @@ mod tests {
         ];
         let not_ready = "etcdserver: can only promote a learner member which is in sync with leader";
         let not_enough = "etcdserver: re-configuration failed due to not enough started members";
+        let outcome_unknown = "etcdserver: request timed out, possibly due to previous leader failure";
         let failures = [
             (Failure::NoLeader, Unavailable, "etcdserver: no leader"),
             (Failure::TimedOut, Unavailable, "etcdserver: request timed out"),
             (Failure::LeaderChanged, Unavailable, "etcdserver: leader changed"),
+            (Failure::OutcomeUnknown, Unavailable, outcome_unknown),
             (Failure::Overloaded, ResourceExhausted, "etcdserver: too many requests"),
             (Failure::TooLarge, InvalidArgument, "etcdserver: request is too large"),
             (Failure::EntryEnded(LockEnd::LeaseExpired), Unknown, "mutex: session is expired"),

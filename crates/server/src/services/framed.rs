@@ -18,6 +18,7 @@ use tonic::body::Body;
 use tonic::{Code, Request, Response, Status};
 
 use super::produced::Produced;
+use crate::metrics::Concluded;
 
 /// gRPC's frame: a flag for compression, and the length in four bytes.
 pub const FRAME_BYTES: usize = 5;
@@ -127,9 +128,11 @@ pub struct FramedBody {
     is_ended: bool,
 }
 
-/// Leaves the body for [`taken_from`]. The stream that tonic would encode stays empty.
-pub fn respond<T>(pieces: Produced<Result<Bytes, Status>>, empty: T) -> Response<T> {
+/// Leaves the body for [`taken_from`]. The stream that tonic would encode stays empty. `concluded` is for whoever
+/// counts how calls end.
+pub fn respond<T>(pieces: Produced<Result<Bytes, Status>>, empty: T, concluded: Concluded) -> Response<T> {
     let mut response = Response::new(empty);
+    response.extensions_mut().insert(concluded);
     response.extensions_mut().insert(SetAside::new(FramedBody { pieces, is_ended: false }));
     response
 }
@@ -225,7 +228,7 @@ mod tests {
                 }
             });
             let mut response = http::Response::new(Body::empty());
-            *response.extensions_mut() = respond(pieces, ()).into_parts().2;
+            *response.extensions_mut() = respond(pieces, (), Concluded::default()).into_parts().2;
             let body = taken_from(&mut response).expect("left there").collect().await.expect("read");
             assert_eq!(body.trailers().and_then(|trailers| trailers.get("grpc-status")).unwrap(), code);
             assert_eq!(body.to_bytes(), "piece");

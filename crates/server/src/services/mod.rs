@@ -61,6 +61,7 @@ use tonic::metadata::MetadataMap;
 use crate::config::Config;
 use crate::http::grpc::ServicesBuilder;
 use crate::member::{At, Member};
+use crate::metrics::Counters;
 use crate::peer::leave::Departure;
 use entry::Entry;
 use leader::{HasLeader, LeaderMonitor};
@@ -73,10 +74,11 @@ pub fn services(
     member: Member,
     config: Arc<Config>,
     process_wide: Arc<ProcessWide>,
+    counters: Arc<Counters>,
     mut table: ServicesBuilder,
 ) -> ServicesBuilder {
     let largest = config.limits.message_bytes();
-    let shared = Arc::new(Shared::new(member, config, process_wide));
+    let shared = Arc::new(Shared::new(member, config, process_wide, counters));
     macro_rules! serve {
         ($server:ident, $service:expr) => {
             let server = $server::new($service(shared.clone())).max_decoding_message_size(largest);
@@ -109,6 +111,7 @@ struct Shared {
     leader_monitor: LeaderMonitor,
     identity: OnceLock<Identity>,
     process_wide: Arc<ProcessWide>,
+    counters: Arc<Counters>,
 }
 
 /// What the services of all runtimes share.
@@ -128,11 +131,11 @@ struct Identity {
 }
 
 impl Shared {
-    fn new(member: Member, config: Arc<Config>, process_wide: Arc<ProcessWide>) -> Shared {
+    fn new(member: Member, config: Arc<Config>, process_wide: Arc<ProcessWide>, counters: Arc<Counters>) -> Shared {
         let asked = member.clone();
         let has_leader: HasLeader = Arc::new(move || asked.status().leader != 0);
         let leader_monitor = LeaderMonitor::new(has_leader.clone(), config.election_max);
-        Shared { member, config, has_leader, leader_monitor, identity: OnceLock::new(), process_wide }
+        Shared { member, config, has_leader, leader_monitor, identity: OnceLock::new(), process_wide, counters }
     }
 
     /// The header that speaks of the moment at which a value was read.

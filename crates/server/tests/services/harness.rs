@@ -27,6 +27,21 @@ use tonic::{Code, Status};
 /// Nothing here takes so long unless it hangs.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+/// A member that loses no time.
+pub fn quick() -> Config {
+    Config {
+        network_threads: 1,
+        // An election at the start is all that a test would wait for.
+        tick: Duration::from_millis(5),
+        heartbeat: Duration::from_millis(10),
+        election_min: Duration::from_millis(50),
+        election_max: Duration::from_millis(100),
+        // A test blocks its runtime when it stops its server: its own connections cannot say goodbye.
+        drain: Duration::from_millis(20),
+        ..Config::default()
+    }
+}
+
 pub struct Server {
     pub config: Config,
     pub address: SocketAddr,
@@ -47,15 +62,7 @@ impl Server {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             peer_listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             data_dir: directory.path().join("data"),
-            network_threads: 1,
-            // An election at the start is all that a test would wait for.
-            tick: Duration::from_millis(5),
-            heartbeat: Duration::from_millis(10),
-            election_min: Duration::from_millis(50),
-            election_max: Duration::from_millis(100),
-            // A test blocks its runtime when it stops its server: its own connections cannot say goodbye.
-            drain: Duration::from_millis(20),
-            ..Config::default()
+            ..quick()
         };
         configure(&mut config);
         let (shutdown, stopped) = oneshot::channel();

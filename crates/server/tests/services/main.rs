@@ -12,6 +12,8 @@ mod large;
 mod lease;
 mod lock;
 mod maintenance;
+mod members;
+mod metrics;
 mod tenure_barrier;
 mod tenure_crowd;
 mod tenure_election;

@@ -2,17 +2,21 @@
 
 use std::time::Duration;
 
+use tenure_api::tenure::v1::lease::State;
 use tenure_api::tenure::v1::lock_service_client::LockServiceClient;
 use tenure_api::tenure::v1::recent_holder::End;
+use tenure_api::tenure::v1::watch_request::Request as AskedWatch;
 use tenure_api::tenure::v1::{
-    BarrierRequest, CampaignRequest, DeleteRequest, DescribeRequest, DescribeResponse, ForceReleaseRequest,
+    BarrierRequest, CampaignRequest, DeleteRequest, DescribeRequest, DescribeResponse, ForceReleaseRequest, Holder,
     LeaseGrantRequest, LeaseKeepAliveRequest, LeaseRevokeRequest, ListRequest, ListSessionsRequest, LockRequest,
-    LockResponse, Mode, SignRequest, UnlockRequest, WatchCreate, WatchRequest,
+    LockResponse, Mode, SignRequest, UnlockRequest, WatchCreate, WatchRequest, WatchResponse,
 };
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
-use tonic::{Code, Status};
+use tonic::{Code, Status, Streaming};
 
 use crate::harness::*;
 
@@ -249,6 +253,103 @@ async fn an_operator_can_take_a_lock_away() {
     assert_eq!((status.code(), status.message()), (Code::FailedPrecondition, "not held"));
 }
 
+/// A watch of one lock that has been created, with the sender that keeps it open.
+async fn watched(client: &mut Client, key: &str) -> (mpsc::Sender<WatchRequest>, Streaming<WatchResponse>) {
+    let (requests, receiver) = mpsc::channel(10);
+    let create = WatchCreate { key: key.to_owned(), watch_id: 1, prev: true, ..Default::default() };
+    requests.send(WatchRequest { request: Some(AskedWatch::Create(create)) }).await.unwrap();
+    let mut watch = client.watch(ReceiverStream::new(receiver)).await.unwrap().into_inner();
+    assert!(timeout(PATIENCE, watch.message()).await.unwrap().unwrap().unwrap().created);
+    (requests, watch)
+}
+
+#[tokio::test]
+async fn a_holder_that_lives_is_never_described_as_expired() {
+    let server = Server::start().await;
+    let mut client = client(&server);
+    let (ada, bob) = (lease(&mut client, "ada").await, lease(&mut client, "bob").await);
+    let (_requests, mut watch) = watched(&mut client, "jobs").await;
+    let held = lock(&mut client, ask("jobs", ada)).await;
+    let state = |holder: &Holder| holder.lease.as_ref().unwrap().state();
+
+    // A refusal has asked for the lease, and knows the key.
+    let late = LockRequest { timeout_ms: Some(20), ..ask("jobs", bob) };
+    for refused in [client.try_lock(ask("jobs", bob)).await.unwrap().into_inner(), lock(&mut client, late).await] {
+        let holder = refused.holder.unwrap();
+        assert!(matches!(state(&holder), State::Created | State::Active), "{holder:?}");
+        assert_eq!(holder.lease.as_ref().unwrap().granted_ttl_ms, 60_000);
+        assert_eq!((holder.mod_revision, holder.version), (held.fencing_token, 1));
+        assert_eq!(holder.holder_id, "ada");
+    }
+    // A watch has not: it says nothing about either.
+    let event = timeout(PATIENCE, watch.message()).await.unwrap().unwrap().unwrap().events.remove(0);
+    let holder = event.holder.unwrap();
+    assert_eq!((holder.lease.as_ref().unwrap().id, state(&holder)), (ada, State::Unknown));
+
+    let force = ForceReleaseRequest { name: "jobs".to_owned(), fencing_token: held.fencing_token };
+    let released = client.force_release(force).await.unwrap().into_inner().released.unwrap();
+    assert!(matches!(state(&released), State::Created | State::Active), "{released:?}");
+    let event = timeout(PATIENCE, watch.message()).await.unwrap().unwrap().unwrap().events.remove(0);
+    assert_eq!(state(&event.prev.unwrap()), State::Unknown);
+}
+
+#[tokio::test]
+async fn a_lease_is_active_from_its_first_renewal_on() {
+    let server = Server::start().await;
+    let mut client = client(&server);
+    let ada = lease(&mut client, "ada").await;
+    async fn state(client: &mut Client) -> State {
+        let request = ListSessionsRequest::default();
+        let sessions = client.list_sessions(request).await.unwrap().into_inner().sessions;
+        sessions[0].lease.as_ref().unwrap().state()
+    }
+    assert_eq!(state(&mut client).await, State::Created);
+    let renewals = tokio_stream::once(LeaseKeepAliveRequest { id: ada });
+    let mut renewed = client.lease_keep_alive(renewals).await.unwrap().into_inner();
+    timeout(PATIENCE, renewed.message()).await.unwrap().unwrap().expect("an answer");
+    assert_eq!(state(&mut client).await, State::Active);
+    // Keys that come and go change nothing about that.
+    let held = lock(&mut client, ask("jobs", ada)).await;
+    assert_eq!(state(&mut client).await, State::Active);
+    assert!(unlock(&mut client, "jobs", held.fencing_token).await.unwrap());
+    assert_eq!(state(&mut client).await, State::Active);
+}
+
+#[tokio::test]
+async fn an_unlock_that_names_its_lease_ends_no_other_tenure() {
+    let server = Server::start().await;
+    let mut client = client(&server);
+    let (ada, bob) = (lease(&mut client, "ada").await, lease(&mut client, "bob").await);
+    let held = lock(&mut client, ask("jobs", ada)).await;
+    let release = |lease| UnlockRequest {
+        name: "jobs".to_owned(),
+        fencing_token: held.fencing_token,
+        lease_id: Some(lease),
+        ..UnlockRequest::default()
+    };
+    assert_refused(client.unlock(release(bob)).await, Code::FailedPrecondition, "not the holder");
+    assert_eq!(describe(&mut client, "jobs").await.holders.len(), 1);
+    assert!(client.unlock(release(ada)).await.unwrap().into_inner().released);
+    assert!(!client.unlock(release(bob)).await.unwrap().into_inner().released, "it is free already");
+}
+
+#[tokio::test]
+async fn a_waiter_discloses_no_revision_before_it_is_granted() {
+    let server = Server::start().await;
+    let mut client = client(&server);
+    let (ada, bob) = (lease(&mut client, "ada").await, lease(&mut client, "bob").await);
+    let held = lock(&mut client, ask("jobs", ada)).await;
+    let waiter = waits(&client, ask("jobs", bob));
+    waiting(&mut client, "jobs", 1).await;
+    let entry = describe(&mut client, "jobs").await.waiters.remove(0).entry.unwrap();
+    assert_eq!((entry.fencing_token, entry.create_revision), (0, 0));
+    assert_eq!((entry.mod_revision, entry.version), (0, 0), "its mod revision is its token");
+    assert!(unlock(&mut client, "jobs", held.fencing_token).await.unwrap());
+    let granted = timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
+    let holder = describe(&mut client, "jobs").await.holders.remove(0);
+    assert_eq!((holder.mod_revision, holder.version), (granted.fencing_token, 1));
+}
+
 #[tokio::test]
 async fn a_lock_ends_with_its_lease() {
     let server = Server::start().await;
@@ -407,6 +508,48 @@ async fn a_cluster_with_a_key_signs_its_grants() {
     assert_eq!(barrier.signature, "", "nor does it");
 }
 
+/// A member that signs its grants, with its key.
+pub async fn signing_server() -> (Server, tenure_fence::Keyring, tempfile::TempDir) {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("signing.key");
+    std::fs::write(&file, "0123456789abcdef0123456789abcdef0123456789ab").unwrap();
+    std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let server = Server::start_with(|config| config.signing_key = Some(file.clone())).await;
+    (server, tenure_fence::read_keyring(&file).unwrap(), directory)
+}
+
+#[tokio::test]
+async fn a_signature_never_says_more_than_the_entry() {
+    let (server, _, _directory) = signing_server().await;
+    let mut client = client(&server);
+    let ada = lease(&mut client, "ada").await;
+    lock(&mut client, LockRequest { mode: Mode::Shared.into(), ..ask("book", ada) }).await;
+    // A reader that asks for the lock alone is refused, or is told of the lock that it has.
+    match client.lock(ask("book", ada)).await {
+        Ok(response) => assert_eq!(response.into_inner().signature, "", "a shared lock fences no writes"),
+        Err(status) => assert_eq!(status.code(), Code::FailedPrecondition, "{status:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_signature_expires_with_the_lease() {
+    let (server, keyring, _directory) = signing_server().await;
+    let mut client = client(&server);
+    let grant = LeaseGrantRequest { ttl_ms: 5000, id: 0, client_id: "ada".to_owned() };
+    let ada = client.lease_grant(grant).await.unwrap().into_inner().id;
+    let held = lock(&mut client, ask("jobs", ada)).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let again = lock(&mut client, ask("jobs", ada)).await;
+    assert!(again.renewed);
+    let signed_again = sign(&mut client, "jobs", ada, held.fencing_token).await.unwrap();
+    let described = describe(&mut client, "jobs").await;
+    let ends = described.holders[0].lease.as_ref().unwrap().expiry_unix_ms as u64;
+    for signature in [held.signature, again.signature, signed_again] {
+        let claim = keyring.open(&signature).unwrap();
+        assert!(claim.expires_at_ms() <= ends, "{} after {ends}", claim.expires_at_ms());
+    }
+}
+
 async fn sign(client: &mut Client, name: &str, lease_id: i64, fencing_token: i64) -> Result<String, Status> {
     let request = SignRequest { name: name.to_owned(), lease_id, fencing_token };
     client.sign(request).await.map(|response| response.into_inner().signature)
@@ -431,7 +574,6 @@ async fn a_grant_that_stands_is_signed_again_and_one_that_does_not_is_refused() 
         let claim = keyring.open(&sign(&mut client, name, ada, held.fencing_token).await.unwrap()).unwrap();
         assert_eq!((claim.key().as_str(), claim.holder()), (name, "ada's"));
         assert_eq!((claim.token(), claim.cluster()), (first.token(), first.cluster()));
-        assert!(claim.expires_at_ms() >= first.expires_at_ms());
     }
     // The token of somebody else, a place that waits, a lease that there is not.
     for (lease, token) in [(bob, held.fencing_token), (bob, held.fencing_token + 1), (7, held.fencing_token), (ada, 1)]
@@ -443,6 +585,7 @@ async fn a_grant_that_stands_is_signed_again_and_one_that_does_not_is_refused() 
         name: "jobs".to_owned(),
         more_names: vec!["more".to_owned()],
         fencing_token: held.fencing_token,
+        lease_id: None,
     };
     assert!(client.unlock(release).await.unwrap().into_inner().released);
     let refused = sign(&mut client, "jobs", ada, held.fencing_token).await;

@@ -16,7 +16,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
 use crate::harness::*;
-use crate::tenure_lock::client;
+use crate::tenure_lock::{client, describe, signing_server};
 
 struct Session {
     requests: mpsc::Sender<SessionRequest>,
@@ -134,6 +134,53 @@ async fn many_in_flight() {
     for (index, number) in numbers {
         let token = session.granted(number).await;
         session.ask(unlock(&format!("lock/{index}"), token)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_renewal_needs_no_number() {
+    let server = Server::start().await;
+    let mut session = open(&server, "ada").await;
+    let first = session.ask(lock("jobs")).await;
+    session.granted(first).await;
+    for _ in 0..2 {
+        let request = Some(Asked::Renew(SessionRenew {}));
+        session.requests.send(SessionRequest { number: 0, request }).await.unwrap();
+        assert!(matches!(session.hear(0).await, Told::Renewed(_)));
+    }
+    // The numbers of other requests still count from the last one that had a number.
+    let next = session.ask(lock("other")).await;
+    session.granted(next).await;
+    session.requests.send(SessionRequest { number: 0, request: Some(lock("third")) }).await.unwrap();
+    let status = session.next().await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
+}
+
+#[tokio::test]
+async fn a_session_signs_what_its_entry_records_for_as_long_as_its_lease_lasts() {
+    let (server, keyring, _directory) = signing_server().await;
+    let asked = SessionOpen { session_id: 0, ttl_ms: 5000, client_id: "ada".to_owned() };
+    let mut session = start(&server, Asked::Open(asked)).await.unwrap();
+    let book =
+        |mode: Mode| Asked::Lock(SessionLock { name: "book".to_owned(), mode: mode.into(), ..SessionLock::default() });
+    let shared = session.ask(book(Mode::Shared)).await;
+    let Told::Granted(_) = session.hear(shared).await else { panic!("not granted") };
+    let alone = session.ask(book(Mode::Exclusive)).await;
+    match session.hear(alone).await {
+        Told::Granted(granted) => assert_eq!(granted.signature, "", "a shared lock fences no writes"),
+        Told::Refused(refused) => assert_eq!(refused.code, i32::from(Code::FailedPrecondition)),
+        other => panic!("{other:?}"),
+    }
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    for is_renewed in [false, true] {
+        let number = session.ask(lock("jobs")).await;
+        let Told::Granted(granted) = session.hear(number).await else { panic!("not granted") };
+        assert_eq!(granted.renewed, is_renewed);
+        let described = describe(&mut client(&server), "jobs").await;
+        let ends = described.holders[0].lease.as_ref().unwrap().expiry_unix_ms as u64;
+        let claim = keyring.open(&granted.signature).unwrap();
+        assert_eq!(claim.holder(), "ada");
+        assert!(claim.expires_at_ms() <= ends, "{} after {ends}", claim.expires_at_ms());
     }
 }
 

@@ -22,7 +22,11 @@ pub struct Socket(WebSocketStream<TcpStream>);
 
 impl Socket {
     pub async fn connect(address: SocketAddr) -> Socket {
-        let (stream, head) = ask_for_session(address, "").await;
+        Socket::connect_at(address, "/v1/session").await
+    }
+
+    pub async fn connect_at(address: SocketAddr, path: &str) -> Socket {
+        let (stream, head) = ask_for_session_at(address, path, "").await;
         assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
         // For the key that is sent, as RFC 6455 computes it.
         assert!(head.to_ascii_lowercase().contains("sec-websocket-accept: s3pplmbitxaq9kygzzhzrbk+xoo="), "{head}");
@@ -101,11 +105,23 @@ impl Socket {
 
 /// Sends the request that begins a WebSocket, with more headers, and gives the head of the answer.
 pub async fn ask_for_session(address: SocketAddr, headers: &str) -> (TcpStream, String) {
+    ask_for_session_at(address, "/v1/session", headers).await
+}
+
+async fn ask_for_session_at(address: SocketAddr, path: &str, headers: &str) -> (TcpStream, String) {
     let request = format!(
-        "GET /v1/session HTTP/1.1\r\nHost: {address}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+        "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
          Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n{headers}\r\n"
     );
     ask_http(address, &request).await
+}
+
+/// The whole answer to a GET with more headers.
+pub async fn get_http(address: SocketAddr, path: &str, headers: &str) -> String {
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n{headers}\r\n");
+    let (mut stream, mut answer) = ask_http(address, &request).await;
+    timeout(PATIENCE, stream.read_to_string(&mut answer)).await.expect("in time").unwrap();
+    answer
 }
 
 /// The head is read and not a byte more. It is empty if the server hung up.

@@ -1,5 +1,9 @@
-//! What a member keeps in memory stays within what it was told: the log behind what is applied, what watchers have not
-//! read, commands on their way to the leader. And when nobody asks for anything any more, nothing waits.
+//! What a member keeps in memory stays within its limits: the log behind what is applied, what watchers have not read,
+//! commands on their way to the leader. When no client asks for anything any more, nothing waits.
+//!
+//! What it would not notice: a limit that is exceeded between two looks (one step of 32 is looked at); memory that
+//! `Replica::load` does not count, such as queues of lock watches, sessions and the machine's own indexes; how much work
+//! one step or one apply does, because members do not count it yet.
 
 use std::collections::BTreeMap;
 

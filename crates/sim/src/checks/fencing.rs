@@ -1,16 +1,19 @@
-//! A store beside the cluster that takes a write only if its token is not older than the newest it has seen.
+//! A store beside the cluster that takes a write only if its token is not older than the newest token it has seen.
 //!
-//! Holders write when they are told of their grant, and whenever their client does something else: those of even
-//! number while their lease was promised to last, or as long as the lifecycle of Tenure's own client lets them; the
-//! others as long as they like. A holder that may rely on its
-//! lock is never refused; whoever comes after it is told a higher token.
+//! Holders write when they are told of their grant, and whenever their client does something else. Clients of even number
+//! write only while their lease was promised to last, or as long as the lifecycle of Tenure's own client lets them. The
+//! others write for as long as they like. A holder that may rely on its lock is never refused, and the next holder is told
+//! a higher token.
+//!
+//! What it would not notice: tokens of semaphores, of shared locks and of several locks taken together, which the store
+//! does not check; a token that is too high but still rises; anything about signatures.
 
 use std::collections::BTreeMap;
 
-use tenure_machine::{LeaseId, Mode, Reply, Revision};
+use tenure_machine::{Command, LeaseId, Mode, Reply, Revision};
 use tenure_replica::Answered;
 
-use super::{Check, Context, Seen, slack_us};
+use super::{Check, Context, Seen, is_of_this_life, slack_us};
 use crate::request::{Call, Request};
 
 #[derive(Default)]
@@ -39,13 +42,19 @@ impl Check for Fencing {
     fn see(&mut self, seen: &Seen<'_>, context: &Context<'_>) -> Result<(), String> {
         match seen {
             Seen::Issued { call, .. } => self.write_all(call.client, context),
+            Seen::Applied { command: Some(Command::LeaseGrant(grant)), outcome, .. } if outcome.reply.is_ok() => {
+                self.promised.remove(&grant.lease);
+                Ok(())
+            }
             Seen::Believed { lease, holds, .. } => {
                 self.kept.insert(*lease, *holds);
                 Ok(())
             }
             Seen::Answered { call, answer, .. } => match (&call.request, &answer.result) {
                 (Request::Propose(_), Ok(Answered::Reply(Reply::LeaseGranted { lease, ttl_ms })))
-                | (Request::KeepAlive { lease, .. }, Ok(Answered::KeptAlive { ttl_ms: Some(ttl_ms) })) => {
+                | (Request::KeepAlive { lease, .. }, Ok(Answered::KeptAlive { ttl_ms: Some(ttl_ms) }))
+                    if is_of_this_life(call, *lease, context) =>
+                {
                     let span_us = ttl_ms * 1000;
                     let promised = self.promised.entry(*lease).or_default();
                     *promised = (*promised).max((call.issued_us + span_us, span_us));

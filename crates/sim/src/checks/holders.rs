@@ -1,7 +1,11 @@
-//! A client that does what its lifecycle says has stopped before time ends its lease.
+//! A client that follows its lifecycle has stopped before time ends its lease.
 //!
-//! This is what all the rest is for: whoever is granted the lock next finds nobody at work under it. It holds by the
-//! client's own clock, with what clocks may drift, and for whatever a renewal and its answer took on their way.
+//! This is what all the rest is for: the next holder finds no other client at work. It holds by the client's own clock,
+//! within the drift bound, whatever time a renewal and its answer took on their way.
+//!
+//! What it would not notice: a lease that ends by a revoke, or a place that ends by an operator, a delete or an unlock with
+//! its token, while its client works on; work that a client does without a keeper; a clock of a client that stands still or
+//! leaps, because clients' clocks only drift here.
 
 use std::collections::BTreeMap;
 

@@ -1,13 +1,17 @@
-//! A lease lives as long as its holder was promised, whoever leads, across pauses and deaths, and not for ever.
+//! A lease lives for as long as its holder was promised, across leaders, pauses and deaths, and not forever.
 //!
-//! What a holder is promised counts from when it *asked*: by the time the answer comes, part of it is gone.
+//! A promise counts from the moment when the holder *asked*: when the answer arrives, part of the time is gone.
+//!
+//! What it would not notice: a lease that lives too long while faults strike, because only in the silent phase must every
+//! lease end; a lease that is kept by a renewal that nobody sent; a remaining time that is too low; leases that a lock call
+//! renews (the promise of such a call is not counted).
 
 use std::collections::BTreeMap;
 
 use tenure_machine::{Command, LeaseId, Reply};
 use tenure_replica::Answered;
 
-use super::{Check, Context, Seen, slack_us};
+use super::{Check, Context, Seen, is_of_this_life, slack_us};
 use crate::request::Request;
 
 #[derive(Default)]
@@ -42,6 +46,9 @@ impl Check for Leases {
                     }
                 }
             }
+            Seen::Applied { command: Some(Command::LeaseGrant(grant)), outcome, .. } if outcome.reply.is_ok() => {
+                self.promised.remove(&grant.lease);
+            }
             Seen::Answered { call, answer, .. } => {
                 // Only the leader knows, and it answers from what it had applied since it was asked.
                 let since = call.floor_index..=context.reference.applied();
@@ -50,10 +57,12 @@ impl Check for Leases {
                         self.promise(*lease, call.issued_us, ttl_ms * 1000);
                     }
                     (Request::KeepAlive { lease, .. }, Ok(Answered::KeptAlive { ttl_ms: Some(ttl_ms) })) => {
-                        if model.lease_within(*lease, &since) != Some(*ttl_ms) {
+                        if !model.has_lease_within(*lease, *ttl_ms, &since) {
                             return Err(format!("lease {lease:x} was kept alive for {ttl_ms} ms, but is not there"));
                         }
-                        self.promise(*lease, call.issued_us, ttl_ms * 1000);
+                        if is_of_this_life(call, *lease, context) {
+                            self.promise(*lease, call.issued_us, ttl_ms * 1000);
+                        }
                     }
                     (Request::KeepAlive { lease, .. }, Ok(Answered::KeptAlive { ttl_ms: None }))
                     | (Request::TimeToLive(lease), Ok(Answered::LeaseTimeToLive(None)))
@@ -61,9 +70,28 @@ impl Check for Leases {
                     {
                         return Err(format!("lease {lease:x} is said to be gone, but is there"));
                     }
+                    (Request::LeaseTimes(leases), Ok(Answered::LeaseTimes(times))) => {
+                        if times.len() != leases.len() {
+                            return Err(format!("{leases:?} were asked for, {times:?} is answered"));
+                        }
+                        for (lease, status) in leases.iter().zip(times) {
+                            let is_so = match status {
+                                None => model.lease_missing_within(*lease, &since),
+                                Some(status) => {
+                                    let most_ms = status.ttl_ms + 2 * context.plan.replica.election_max_ms;
+                                    status.lease == *lease
+                                        && model.has_lease_within(*lease, status.ttl_ms, &since)
+                                        && status.remaining_ms <= most_ms
+                                }
+                            };
+                            if !is_so {
+                                return Err(format!("{status:?} is told of lease {lease:x}, but it is not so"));
+                            }
+                        }
+                    }
                     (Request::TimeToLive(lease), Ok(Answered::LeaseTimeToLive(Some(status)))) => {
                         let most_ms = status.ttl_ms + 2 * context.plan.replica.election_max_ms;
-                        if model.lease_within(*lease, &since) != Some(status.ttl_ms) || status.remaining_ms > most_ms {
+                        if !model.has_lease_within(*lease, status.ttl_ms, &since) || status.remaining_ms > most_ms {
                             return Err(format!("{status:?}, but the lease is not so"));
                         }
                     }

@@ -1,13 +1,16 @@
-//! Keys and transactions as clients saw them, and nothing else: is there an order of all that was asked for, each
-//! between its question and its answer, in which every answer is what it should be?
+//! Keys and transactions as clients saw them, and nothing else: is there an order of all calls, each between its question
+//! and its answer, in which every answer is right?
 //!
-//! Everything else here knows the log. This does not: it knows who asked for what, when, and what came back, and it
-//! searches (Wing and Gong's way, with what was tried remembered). What has no answer may have taken effect at any time
-//! after it was asked for, or never. Answers name their revision, which rises by one with each change, and show what
-//! other revisions wrote, so that there is rarely more than one way to go on.
+//! All other checks know the log. This one does not. It knows which client asked for what, when, and what came back, and it
+//! searches (Wing and Gong's way, remembering what was tried). A call without an answer may have taken effect at any time
+//! after it was asked for, or never. Answers name their revision, which rises by one with each change, and show what other
+//! revisions wrote, so there is rarely more than one way to go on.
 //!
-//! Only where nothing changes keys behind the clients' backs, and nothing is compacted: seeds whose traffic is of keys
+//! It runs only where nothing changes keys behind the clients' backs and nothing is compacted: in seeds with traffic of keys
 //! alone.
+//!
+//! What it would not notice: anything after the first 400 calls of a run, or beyond where the search gives up; leases,
+//! locks, compaction and serializable reads.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,15 +1,21 @@
-//! Locks as their clients see them: who is told that it holds what, and when that ends.
+//! Locks as their clients see them: which grants are told, and when they end.
 //!
-//! That the queue itself is right, at every index, is seen by comparing machine and model. Here it is what
-//! clients are told of it: no grant is told that had ended before the teller had the entry that made it, none twice at
-//! the same time, and nothing that was told is given up by a member on its own.
+//! The comparison of machine and model sees that the queue itself is right at every index. Here it is what clients are told
+//! of it. A grant is told only to a lease that lives at that index, in the mode that was asked for. No grant is told that
+//! had ended before the teller had the entry that made it, no two that exclude each other are told at the same time, and a
+//! member never gives up a grant that it told.
+//!
+//! What it would not notice: a holder whose lease was never renewed (nothing was promised to it, so it does not count as
+//! holding); a queue order that model and machine get wrong alike; owner, holder and metadata of a reply; another mode at
+//! feature level 0, where it has its old meaning; wrong entries in the list of recent holders.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 
 use tenure_machine::{Command, LeaseId, Lock, LockReply, MemberId, Mode, Reply, Revision};
 use tenure_replica::{Answered, CallId, Failure};
 
-use super::{Check, Context, Seen, slack_us};
+use super::{Check, Context, Seen, is_of_this_life, slack_us};
 use crate::model::Stay;
 use crate::request::{Call, Request};
 
@@ -65,6 +71,7 @@ impl Check for Locks {
             Seen::Issued { call: Call { request: Request::Propose(Command::Leave(leave)), .. }, .. } => {
                 self.left_by_clients.insert(leave.call);
             }
+            Seen::Disowned { call } => drop(self.left_by_clients.insert(*call)),
             Seen::Applied { command: Some(Command::Leave(leave)), outcome, .. }
                 if matches!(outcome.reply, Ok(Reply::Left { left: true }))
                     && !self.left_by_clients.contains(&leave.call) =>
@@ -74,7 +81,13 @@ impl Check for Locks {
                     return Err(format!("{leave:?} ends a place that its call was told to hold"));
                 }
             }
-            Seen::Answered { id, call, answer, .. } => return self.answered(*id, call, &answer.result, context),
+            Seen::Answered { id, call, answer, within } => {
+                return self.answered(*id, call, &answer.result, within, context);
+            }
+            // Another life of the same id: what was promised to the one before counts no more.
+            Seen::Applied { command: Some(Command::LeaseGrant(grant)), outcome, .. } if outcome.reply.is_ok() => {
+                self.promised.remove(&grant.lease);
+            }
             _ => {}
         }
         Ok(())
@@ -87,18 +100,21 @@ impl Locks {
         id: CallId,
         call: &Call,
         result: &Result<Answered, Failure>,
+        within: &RangeInclusive<u64>,
         context: &Context<'_>,
     ) -> Result<(), String> {
         match (&call.request, result) {
             (Request::Propose(_), Ok(Answered::Reply(Reply::LeaseGranted { lease, ttl_ms })))
-            | (Request::KeepAlive { lease, .. }, Ok(Answered::KeptAlive { ttl_ms: Some(ttl_ms) })) => {
+            | (Request::KeepAlive { lease, .. }, Ok(Answered::KeptAlive { ttl_ms: Some(ttl_ms) }))
+                if is_of_this_life(call, *lease, context) =>
+            {
                 let span_us = ttl_ms * 1000;
                 let promised = self.promised.entry(*lease).or_default();
                 *promised = (*promised).max((call.issued_us + span_us, span_us));
                 Ok(())
             }
             (Request::Lock(lock), Ok(Answered::Lock(reply))) => {
-                self.granted(call, lock, reply, context).map_err(|what| format!("call {id}, {reply:?}: {what}"))
+                self.granted(call, lock, reply, within, context).map_err(|what| format!("call {id}, {reply:?}: {what}"))
             }
             (Request::Lock(lock), Ok(Answered::Reply(Reply::Busy(_)))) if lock.try_once => Ok(()),
             (Request::Lock(lock), Err(Failure::EntryEnded(_))) => {
@@ -113,7 +129,17 @@ impl Locks {
         }
     }
 
-    fn granted(&mut self, call: &Call, lock: &Lock, reply: &LockReply, context: &Context<'_>) -> Result<(), String> {
+    fn granted(
+        &mut self,
+        call: &Call,
+        lock: &Lock,
+        reply: &LockReply,
+        within: &RangeInclusive<u64>,
+        context: &Context<'_>,
+    ) -> Result<(), String> {
+        if context.reference.model.lease_within(lock.lease, within).is_none() {
+            return Err(format!("its lease {:x} is not alive at any index of {within:?}", lock.lease));
+        }
         if !reply.granted || self.left.contains(&lock.call) {
             return Err("the place was not granted, or was left".to_owned());
         }
@@ -127,9 +153,15 @@ impl Locks {
             if stay.lease != lock.lease {
                 return Err(format!("it belongs to lease {:x}", stay.lease));
             }
+            if reply.mode != stay.mode {
+                return Err(format!("it is told to be {}, and is {}", reply.mode, stay.mode));
+            }
+            // At level 0 a call may name another mode than the place was made with.
+            if stay.mode != lock.mode && context.reference.model.level_at(call.floor_index) > 0 {
+                return Err(format!("{} was asked for, and {} is granted", lock.mode, stay.mode));
+            }
             self.stood(call, stay, context)?;
             let (key, token) = (key.to_vec(), reply.token);
-            // As the place was made; a later call for it may name another mode.
             let hold = Hold { key, token, mode: stay.mode, lease: lock.lease };
             self.hold(name, hold, context)?;
         }

@@ -9,22 +9,29 @@ mod holders;
 mod leases;
 mod linearizability;
 mod liveness;
+mod lock_watches;
 mod locks;
+mod places;
 mod reads;
 mod revisions;
+mod sessions;
 mod shown;
 mod state;
+mod turns;
 mod watches;
 
 use std::ops::RangeInclusive;
 
 use tenure_machine::{Command, LeaseId, MemberId};
-use tenure_replica::{Answer, CallId, Notice, Replica, StreamId, WatchRequest};
+use tenure_replica::{
+    Answer, CallId, LockNotice, LockWatchRequest, Notice, Replica, SessionNotice, StreamId, WatchRequest,
+};
 
+use crate::fates::Fates;
 use crate::model::Outcome;
 use crate::plan::Plan;
 use crate::reference::Reference;
-use crate::request::Call;
+use crate::request::{Call, Request};
 use crate::world::Report;
 
 pub trait Check {
@@ -36,12 +43,16 @@ pub trait Check {
 
 pub fn all() -> Vec<Box<dyn Check>> {
     vec![
+        // First, because a place that is left behind keeps others waiting.
+        Box::new(places::Places),
         Box::new(reads::Reads),
         Box::new(revisions::Revisions::default()),
         Box::new(watches::Watches::default()),
         Box::new(leases::Leases::default()),
         Box::new(holders::Holders::default()),
         Box::new(locks::Locks::default()),
+        Box::new(lock_watches::LockWatches::default()),
+        Box::new(sessions::Sessions::default()),
         Box::new(fencing::Fencing::default()),
         Box::new(state::State::default()),
         Box::new(liveness::Liveness::default()),
@@ -68,6 +79,10 @@ pub enum Seen<'a> {
     Cancelled {
         id: CallId,
         call: &'a Call,
+    },
+    /// A client gives up a Lock call whose answer is on its way, and asks for the place to be left.
+    Disowned {
+        call: u128,
     },
     /// An entry took effect for the first time anywhere.
     Applied {
@@ -110,6 +125,25 @@ pub enum Seen<'a> {
         notice: &'a Notice,
         within: RangeInclusive<u64>,
     },
+    LockWatchAsked {
+        stream: StreamId,
+        request: &'a LockWatchRequest,
+    },
+    LockNoticed {
+        stream: StreamId,
+        notice: &'a LockNotice,
+    },
+    /// A stream carries the session of a lease at this member from now on, or does no more.
+    SessionAsked {
+        member: MemberId,
+        stream: StreamId,
+        lease: LeaseId,
+        is_open: bool,
+    },
+    SessionNoticed {
+        stream: StreamId,
+        notice: &'a SessionNotice,
+    },
     Stepped {
         member: MemberId,
         replica: &'a Replica,
@@ -129,8 +163,15 @@ pub(crate) fn slack_us(span_us: u64, plan: &Plan) -> u64 {
     2_000 + span_us * 2 * plan.drift_ppm / 1_000_000
 }
 
+/// Whether a renewal was asked for when the lease was the one that is there now. An id may be used again.
+pub(crate) fn is_of_this_life(call: &Call, lease: LeaseId, context: &Context<'_>) -> bool {
+    let life = context.reference.model.lease(lease);
+    !matches!(call.request, Request::KeepAlive { .. }) || life.is_some_and(|life| life.granted <= call.floor_index)
+}
+
 pub struct Context<'a> {
     pub now_us: u64,
     pub reference: &'a Reference,
     pub plan: &'a Plan,
+    pub fates: &'a Fates,
 }

@@ -1,5 +1,8 @@
-//! Every read shows what the key space was at the revision that its header names, and a linearizable one
-//! shows everything that anybody had been told of before it began.
+//! Every read shows the key space at the revision that its header names. A linearizable read shows everything that any
+//! client was told before it began.
+//!
+//! What it would not notice: a serializable read that is too old; a read that mixes two revisions and whose result
+//! happens to be that of its header; reads that fail for no reason.
 
 use std::ops::RangeInclusive;
 

@@ -1,5 +1,7 @@
-//! The revision rises by one with each command that writes, and no member ever tells an older one than it
-//! has told in the same life. That nobody who asks for the newest sees it fall is `reads`' business.
+//! The revision rises by one with each command that writes, and no member tells an older revision than it has told in the
+//! same life. That a linearizable read never sees it fall is what `reads` checks.
+//!
+//! What it would not notice: a member that tells an older revision after a restart.
 
 use std::collections::BTreeMap;
 

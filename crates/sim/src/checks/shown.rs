@@ -1,6 +1,5 @@
-//! What answers show of revisions other than their own: a version of a key names the revision that wrote it, the one
-//! that created it, and how many there were between them. Whoever searches for an order need not wait for the answer to
-//! find that it went astray.
+//! What answers show of revisions other than their own: a version of a key names the revision that wrote it, the one that
+//! created it, and how many there were between them. The search for an order uses this to leave a wrong way early.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

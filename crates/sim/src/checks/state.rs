@@ -1,5 +1,9 @@
-//! The whole state, looked at from two sides: its hash against a second machine that took the same log
-//! without ever dying, and everything that can be read of it against the model.
+//! The whole state, from two sides: its hash against a second machine that took the same log and never died, and
+//! everything that can be read of it against the model.
+//!
+//! What it would not notice: a difference that appears and is gone between two looks (one advance of 12 is hashed, one of
+//! 72 is compared in full); fields that neither the hash nor the comparison covers, such as recent holders and alarms in the
+//! comparison; a mistake that the machine makes everywhere alike and that the model shares.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,7 @@
-//! Every watch sees every change of its keys, once, in order, whole, with what was there before.
+//! Every watch sees every change of its keys: once, in order, whole, with the previous version.
+//!
+//! What it would not notice: how late a change is shown; a watch that is cancelled as compacted although it could have been
+//! served, where nothing of its keys lay between; filters, fragments and progress at a fixed pace, which the server adds.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;

@@ -21,6 +21,7 @@ mod partition;
 mod pause;
 mod power_cut;
 mod slow_disk;
+mod slow_member;
 mod slow_network;
 mod suspend;
 mod wall_clock;
@@ -35,7 +36,8 @@ pub trait Fault {
     fn heal(&mut self, _world: &mut World) {}
 }
 
-pub const NAMES: [&str; 21] = [
+/// Those of wide seeds come last.
+pub const NAMES: [&str; 22] = [
     "power cut",
     "blackout",
     "kill",
@@ -57,7 +59,11 @@ pub const NAMES: [&str; 21] = [
     "doubled messages",
     "slow network",
     "late snapshot",
+    "slow member",
 ];
+
+/// Only in wide seeds.
+pub const WIDE: [&str; 1] = ["slow member"];
 
 /// Where there is one member they mean nothing.
 pub const BETWEEN_MEMBERS: [&str; 8] = [
@@ -100,5 +106,6 @@ pub fn all() -> Vec<Box<dyn Fault>> {
         Box::new(doubled::DoubledMessages),
         Box::new(slow_network::SlowNetwork::default()),
         Box::new(late_snapshot::LateSnapshot::default()),
+        Box::new(slow_member::SlowMember),
     ]
 }

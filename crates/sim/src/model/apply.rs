@@ -1,6 +1,8 @@
 //! What each command does to the model.
 
-use tenure_machine::{Command, Delete, Envelope, KeyValue, LeaseGrant, LeaseId, LockEnd, Put, Refusal, Reply};
+use tenure_machine::{
+    Alarm, AlarmChange, Command, Delete, Envelope, KeyValue, LeaseGrant, LeaseId, LockEnd, Put, Refusal, Reply,
+};
 
 use super::{Lease, Model, Outcome};
 
@@ -71,7 +73,7 @@ impl Model {
             }
             Command::Lock(lock) => self.lock(lock),
             Command::Leave(leave) => Ok(Reply::Left { left: self.leave(leave) }),
-            Command::Alarm(_) => Ok(Reply::Alarms(Vec::new())),
+            Command::Alarm(change) => Ok(Reply::Alarms(self.change_alarm(*change))),
             Command::Publish(member) => {
                 self.describe(member);
                 Ok(Reply::Published)
@@ -87,10 +89,13 @@ impl Model {
             }
             Command::ChangeMembers(change) => self.change_members(change).map(|()| Reply::MembersChanged),
             Command::CompareStates => Ok(Reply::StatesCompared),
+            // No lease in this world has more keys than one command deletes.
+            Command::EndLeases => Ok(Reply::LeasesEnded { deleted: 0 }),
             Command::RaiseLevel { level } => match self.level_pin {
                 Some(pin) if *level > pin => Err(Refusal::LevelPinned { level: *level, pin }),
                 _ => {
                     self.level = self.level.max(*level);
+                    self.raises.push((self.applied, self.level));
                     Ok(Reply::Level { level: self.level, pin: self.level_pin })
                 }
             },
@@ -101,7 +106,11 @@ impl Model {
                 self.level_pin = *level;
                 Ok(Reply::Level { level: self.level, pin: self.level_pin })
             }
-            Command::ForgetLock { .. } => unreachable!("nobody in this world sends {command:?}"),
+            // How many recent holders that were is left out: it is the machine's to count.
+            Command::ForgetLock { name } => match self.queues.contains_key(&name[..]) {
+                true => Err(Refusal::InUse),
+                false => Ok(Reply::LockForgotten { holders: 0 }),
+            },
         }
     }
 
@@ -111,7 +120,7 @@ impl Model {
         Ok(Reply::SessionResumed { epoch: life.epoch, ttl_ms: life.ttl_ms })
     }
 
-    fn checkpoint(&mut self, lease: LeaseId, left_ms: u64) {
+    pub(super) fn checkpoint(&mut self, lease: LeaseId, left_ms: u64) {
         if let Some(life) = self.live_lease(lease) {
             life.left_ms = left_ms.min(life.ttl_ms);
         }
@@ -121,7 +130,29 @@ impl Model {
         self.leases.get_mut(&lease)?.last_mut().filter(|life| life.ended.is_none())
     }
 
+    fn change_alarm(&mut self, change: AlarmChange) -> Vec<Alarm> {
+        match change {
+            AlarmChange::Raise(alarm) => {
+                self.alarms.insert(alarm);
+                vec![alarm]
+            }
+            AlarmChange::Clear(pattern) => {
+                let is_meant =
+                    |alarm: &&Alarm| alarm.kind == pattern.kind && [0, alarm.member].contains(&pattern.member);
+                let cleared: Vec<Alarm> = self.alarms.iter().filter(is_meant).copied().collect();
+                self.alarms.retain(|alarm| !cleared.contains(alarm));
+                cleared
+            }
+        }
+    }
+
+    /// Whatever makes the store larger is refused while it is full.
+    pub(super) fn check_growth(&self) -> Result<(), Refusal> {
+        if self.has_alarm() { Err(Refusal::NoSpace) } else { Ok(()) }
+    }
+
     pub(super) fn check_put(&self, put: &Put) -> Result<(), Refusal> {
+        self.check_growth()?;
         if put.key.is_empty() {
             return Err(Refusal::EmptyKey);
         }
@@ -159,11 +190,13 @@ impl Model {
     }
 
     fn grant(&mut self, grant: &LeaseGrant) -> Result<Reply, Refusal> {
+        self.check_growth()?;
         if self.lease(grant.lease).is_some() {
             return Err(Refusal::LeaseExists);
         }
         let (granted, ttl_ms) = (self.applied, grant.ttl_ms);
-        let lease = Lease { ttl_ms, granted, ended: None, left_ms: ttl_ms, epoch: 0 };
+        let born = if self.level > 0 { self.revision } else { 0 };
+        let lease = Lease { ttl_ms, granted, ended: None, born, left_ms: ttl_ms, epoch: 0 };
         self.leases.entry(grant.lease).or_default().push(lease);
         Ok(Reply::LeaseGranted { lease: grant.lease, ttl_ms: grant.ttl_ms })
     }
@@ -181,6 +214,7 @@ impl Model {
             }
             ended += 1;
         }
+        assert!(self.level == 0 || doomed.len() <= tenure_machine::limits::LEASE_KEYS_AT_ONCE, "too many keys");
         doomed.sort_unstable();
         for key in doomed {
             self.delete(&key, cause);

@@ -22,6 +22,7 @@ impl Model {
         if keys.iter().any(|key| self.live(key).is_some()) {
             return self.lock_again(lock, &names, &keys);
         }
+        self.check_growth()?;
         let busy = names.iter().find(|name| !self.would_grant(name, lock.mode));
         if let Some(name) = busy.filter(|_| lock.try_once) {
             return Ok(Reply::Busy(self.busy(name)));
@@ -41,12 +42,16 @@ impl Model {
             let Some(created) = self.live(key).map(|kv| kv.create_revision) else { continue };
             let places = self.queues.get(&name[..]).map_or(&[][..], |places| &places[..]);
             let place = places.iter().position(|place| place.key == *key && place.token == created);
-            let place = place.ok_or(Refusal::NotAnEntry)?;
+            let place = place.filter(|place| self.may_hold(&places[*place])).ok_or(Refusal::NotAnEntry)?;
             if !is_all_there || token.is_some_and(|token| token != created) {
                 return Err(Refusal::HeldAlready);
             }
+            let (mode, is_held) = (places[place].mode, place < Model::granted(places));
+            if self.level > 0 && mode != lock.mode {
+                return Err(Refusal::OtherMode { mode, token: is_held.then_some(created) });
+            }
             token = Some(created);
-            if place >= Model::granted(places) {
+            if !is_held {
                 waits.get_or_insert(*name);
             }
         }
@@ -66,12 +71,18 @@ impl Model {
                 self.put(key, &value, lock.lease);
             }
         }
+        if self.level > 0 {
+            self.checkpoint(lock.lease, u64::MAX);
+        }
         Ok(Reply::Lock(a_place(keys.to_vec(), token, true)))
     }
 
     /// Whether one more place at the end would be granted at once.
     fn would_grant(&self, name: &[u8], mode: Mode) -> bool {
         let mut places = self.queues.get(name).cloned().unwrap_or_default();
+        if matches!(mode, Mode::Barrier(_)) && places.iter().any(|place| place.mode == mode && !self.may_hold(place)) {
+            return false;
+        }
         let (key, token, lease, together) = (Vec::new(), Revision::MAX, 0, Vec::new());
         places.push(Place { key, token, lease, mode, last_joiner: None, slot: None, together });
         Model::granted(&places) == places.len()
@@ -153,16 +164,17 @@ impl Model {
     }
 
     pub(super) fn place_in(&self, reply: &mut LockReply) {
-        let keys: Vec<&[u8]> = std::iter::once(&reply.key).chain(&reply.more_keys).map(|key| &key[..]).collect();
+        let keys: Vec<_> = std::iter::once(&reply.key).chain(&reply.more_keys).cloned().collect();
         let (mut granted, mut ahead, mut slot) = (true, 0, 0);
         for (nth, key) in keys.into_iter().enumerate() {
             for places in self.queues.values() {
-                let is_it = |place: &Place| place.key == *key && place.token == reply.token;
+                let is_it = |place: &Place| place.key[..] == key[..] && place.token == reply.token;
                 let Some(position) = places.iter().position(is_it) else { continue };
                 granted &= position < Model::granted(places);
                 ahead = ahead.max(position);
                 if nth == 0 {
                     slot = places[position].slot.unwrap_or(0);
+                    reply.mode = places[position].mode;
                 }
             }
         }
@@ -177,5 +189,5 @@ fn entry_key(name: &[u8], lease: LeaseId) -> Vec<u8> {
 fn a_place(keys: Vec<Vec<u8>>, token: Revision, renewed: bool) -> LockReply {
     let mut keys = keys.into_iter().map(|key| key.into());
     let (key, more_keys) = (keys.next().unwrap_or_default(), keys.collect());
-    LockReply { key, more_keys, token, granted: false, slot: 0, renewed, ahead: 0 }
+    LockReply { key, more_keys, token, mode: Mode::Exclusive, granted: false, slot: 0, renewed, ahead: 0 }
 }

@@ -11,12 +11,12 @@ mod members;
 mod range;
 mod txn;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use tenure_machine::{
-    Commit, Event, KeyValue, Keys, LeaseId, Level, LockEnd, Member, MemberId, Mode, Refusal, Reply, Revision,
+    Alarm, Commit, Event, KeyValue, Keys, LeaseId, Level, LockEnd, Member, MemberId, Mode, Refusal, Reply, Revision,
 };
 
 pub use self::members::Configuration;
@@ -41,6 +41,9 @@ pub struct Model {
     forwarded: BTreeMap<MemberId, Forwarded>,
     level: Level,
     level_pin: Option<Level>,
+    alarms: BTreeSet<Alarm>,
+    /// Every raise of the level: at which index, to which level.
+    raises: Vec<(u64, Level)>,
 }
 
 #[derive(Debug, Clone)]
@@ -48,6 +51,8 @@ pub struct Lease {
     pub ttl_ms: u64,
     pub granted: u64,
     pub ended: Option<u64>,
+    /// The revision at which it was granted; 0 below level 1. Places with a token beyond it are of this life.
+    pub born: Revision,
     /// What the next leader would give it.
     pub left_ms: u64,
     /// How often its session was taken up.
@@ -89,8 +94,18 @@ impl Model {
         Model { applied, revision: 1, ..Model::default() }
     }
 
+    /// Only alarms of a full store are raised in this world.
+    pub fn has_alarm(&self) -> bool {
+        !self.alarms.is_empty()
+    }
+
     pub fn level(&self) -> Level {
         self.level
+    }
+
+    /// The feature level as it was after `index`.
+    pub fn level_at(&self, index: u64) -> Level {
+        self.raises.iter().rev().find(|(at, _)| *at <= index).map_or(0, |(_, level)| *level)
     }
 
     pub fn level_pin(&self) -> Option<Level> {
@@ -143,6 +158,15 @@ impl Model {
         let mut there = lives
             .filter(|life| life.granted <= *indexes.end() && life.ended.is_none_or(|ended| ended > *indexes.start()));
         there.next().map(|life| life.ttl_ms)
+    }
+
+    /// Whether a lease with this TTL was there at some moment of these indexes. An id may have had several lives.
+    pub fn has_lease_within(&self, lease: LeaseId, ttl_ms: u64, indexes: &RangeInclusive<u64>) -> bool {
+        let is_it = |life: &Lease| {
+            let is_there = life.granted <= *indexes.end() && life.ended.is_none_or(|ended| ended > *indexes.start());
+            is_there && life.ttl_ms == ttl_ms
+        };
+        self.leases.get(&lease).is_some_and(|lives| lives.iter().any(is_it))
     }
 
     /// Whether the lease was missing at some moment of these indexes.
@@ -268,7 +292,25 @@ impl Model {
         self.queues.retain(|_, places| !places.is_empty());
     }
 
+    /// Whether a place may be granted: from level 1 on only while its lease lives.
+    fn may_hold(&self, place: &Place) -> bool {
+        self.level == 0 || self.lease(place.lease).is_some_and(|life| life.born < place.token)
+    }
+
+    /// A waiting place that is first in turn and whose lease has ended.
+    fn dead_in_turn(&self) -> Option<(Vec<u8>, Revision)> {
+        let in_turn = self.queues.values().flat_map(|places| &places[..Model::granted(places)]);
+        let dead = in_turn.into_iter().find(|place| {
+            let stay = self.stay(&place.key, place.token);
+            stay.is_some_and(|stay| stay.granted.is_none()) && !self.may_hold(place)
+        });
+        dead.map(|place| (place.key.clone(), place.token))
+    }
+
     fn settle_queues(&mut self) {
+        while let Some((key, token)) = self.dead_in_turn() {
+            self.leave_queue(&key, token, LockEnd::LeaseExpired);
+        }
         for places in self.queues.values_mut() {
             let granted = Model::granted(places);
             for index in 0..granted {

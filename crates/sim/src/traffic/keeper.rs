@@ -127,6 +127,7 @@ impl Traffic {
     /// A session is given up by its client, which believes nothing of it any more.
     pub(super) fn forget_session(&mut self, client: usize, nth: usize) {
         let session = self.clients[client].sessions.remove(nth);
+        self.old_leases.push(session.lease);
         if session.keeper.is_some_and(|keeper| keeper.holds) {
             self.beliefs.push(Belief { client, lease: session.lease, holds: false });
         }

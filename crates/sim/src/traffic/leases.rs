@@ -44,7 +44,10 @@ impl Traffic {
                     let gone = self.random.below(SESSIONS as u64) as usize;
                     self.forget_session(client, gone);
                 }
-                let lease = (self.draw() * 0x1_0001 + self.random.below(0xffff)) as LeaseId;
+                let mut lease = (self.draw() * 0x1_0001 + self.random.below(0xffff)) as LeaseId;
+                if plan.wide.is_some_and(|wide| wide.reuses_leases) {
+                    lease = self.lease_again().unwrap_or(lease);
+                }
                 let (least_ms, most_ms) = plan.long_ttl_ms.filter(|_| self.random.percent(40)).unwrap_or(plan.ttl_ms);
                 let ttl_ms = self.random.between(least_ms, most_ms);
                 let kept = self.random.percent(70);
@@ -68,6 +71,13 @@ impl Traffic {
             _ => Request::KeepAlive { lease: self.some_lease(client), epoch: 0 },
         };
         vec![Doing::Call(request)]
+    }
+
+    /// An id that somebody had before, now and then, unless a client still has a session with it.
+    fn lease_again(&mut self) -> Option<LeaseId> {
+        let old = self.random.pick(&self.old_leases).copied().filter(|_| self.random.percent(30))?;
+        let mut sessions = self.clients.iter().flat_map(|client| &client.sessions);
+        sessions.all(|session| session.lease != old).then_some(old)
     }
 
     /// Mostly one of the client's own, now and then anybody's, and sometimes one that never was.

@@ -43,7 +43,7 @@ impl Traffic {
         vec![Doing::Call(request)]
     }
 
-    fn name(&mut self, plan: &Plan) -> Bytes {
+    pub(super) fn name(&mut self, plan: &Plan) -> Bytes {
         format!("lock/{}", self.random.below(plan.lock_names)).into()
     }
 
@@ -143,20 +143,30 @@ impl Traffic {
         Request::Propose(command)
     }
 
-    /// Everything is given back, and what nobody can give back is removed.
+    /// Everything that a client was told to hold is given back. A client that does not know what became of a call
+    /// leaves the place. What nobody asked for by a Lock call, client 0 deletes, as an operator would.
     pub(super) fn give_back(&mut self, client: usize, known: &Known) -> Vec<Doing> {
-        let held = std::mem::take(&mut self.clients[client].held);
-        let mut doing: Vec<Doing> = held
-            .into_iter()
-            .map(|Held { names, token, .. }| {
-                Doing::Call(Request::Propose(Command::Unlock(Unlock { names, token, epoch: 0 })))
-            })
-            .collect();
+        self.clients[client].held.clear();
+        let chores = &known.chores;
+        let propose = |command: Command| Doing::Call(Request::Propose(command));
+        let owed = chores.owed.iter().filter(|(owner, ..)| *owner == client).map(|(_, name, token)| {
+            propose(Command::Unlock(Unlock { names: vec![name.clone()], token: *token, epoch: 0 }))
+        });
+        let doubtful = chores.doubtful.iter().filter(|(owner, _)| *owner == client);
+        let doubtful = doubtful.map(|(_, leave)| propose(Command::Leave(leave.clone())));
+        let at_barrier = chores.at_barrier.iter().filter(|(owner, _)| *owner == client);
+        let at_barrier = at_barrier.map(|(_, call)| Doing::Cancel(*call));
+        let mut doing: Vec<Doing> = owed.chain(doubtful).chain(at_barrier).collect();
         if client == 0 {
-            doing.extend(known.stray.iter().map(|key| {
-                let delete = Delete { keys: Keys::One(key.clone()), prev_kv: false };
-                Doing::Call(Request::Propose(Command::Delete(delete)))
-            }));
+            doing.extend(
+                chores
+                    .stray
+                    .iter()
+                    .map(|key| propose(Command::Delete(Delete { keys: Keys::One(key.clone()), prev_kv: false }))),
+            );
+            doing.extend(
+                chores.suspects.iter().map(|lease| Doing::Call(Request::KeepAlive { lease: *lease, epoch: 0 })),
+            );
         }
         doing
     }

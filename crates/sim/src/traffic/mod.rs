@@ -8,16 +8,17 @@ mod elections;
 mod keeper;
 mod keys;
 mod leases;
+mod lock_watches;
 mod locks;
 mod operator;
 mod watches;
 
 use std::collections::BTreeMap;
 
-use bytes::Bytes;
-use tenure_machine::{Command, LeaseId, MemberId, Revision};
-use tenure_replica::{Answer, CallId, Failure, Notice, StreamId, WatchRequest};
+use tenure_machine::{Command, LeaseId, Level, MemberId, Revision};
+use tenure_replica::{Answer, CallId, Failure, LockWatchRequest, Notice, StreamId, WatchRequest};
 
+use crate::fates::Chores;
 use crate::plan::Plan;
 use crate::planted::Planted;
 use crate::random::Random;
@@ -26,6 +27,7 @@ use crate::request::{Call, Request};
 pub use self::keeper::Belief;
 use self::keeper::Clock;
 use self::leases::Session;
+use self::lock_watches::Followers;
 use self::locks::Held;
 use self::operator::Operator;
 use self::watches::Stream;
@@ -64,6 +66,14 @@ pub enum Action {
     Unwatch,
     CloseStream,
     Progress,
+    /// Only in wide seeds, from here on.
+    LeaseTimes,
+    ForgetLock,
+    LockWatch,
+    LockUnwatch,
+    OpenSession,
+    CloseSession,
+    UpdateMember,
 }
 
 impl Action {
@@ -102,6 +112,17 @@ impl Action {
         (Action::Progress, 2),
     ];
 
+    /// With how often each is done in wide seeds.
+    pub const WIDE: [(Action, u64); 7] = [
+        (Action::LeaseTimes, 2),
+        (Action::ForgetLock, 2),
+        (Action::LockWatch, 4),
+        (Action::LockUnwatch, 1),
+        (Action::OpenSession, 4),
+        (Action::CloseSession, 1),
+        (Action::UpdateMember, 1),
+    ];
+
     /// Whether it has to do with keys, and with nothing that changes keys, or hides them, by itself.
     pub fn is_on_keys(self) -> bool {
         use Action::*;
@@ -114,6 +135,8 @@ pub enum Doing {
     Call(Request),
     Cancel(CallId),
     Watch(StreamId, WatchRequest),
+    LockWatch(StreamId, LockWatchRequest),
+    Session { stream: StreamId, lease: LeaseId, is_open: bool },
 }
 
 /// What everybody may know.
@@ -121,12 +144,15 @@ pub struct Known {
     pub now_us: u64,
     pub revision: Revision,
     pub compacted: Revision,
-    /// Places in queues that no lease will ever end.
-    pub stray: Vec<Bytes>,
+    /// What is left to do at the end.
+    pub chores: Chores,
     pub voters: Vec<MemberId>,
     pub learners: Vec<MemberId>,
     /// Members that will never come back.
     pub lost: Vec<MemberId>,
+    /// The store is full, or was.
+    pub has_alarm: bool,
+    pub level: Level,
     /// An id that nobody had yet.
     pub next_member: MemberId,
 }
@@ -148,6 +174,9 @@ pub struct Traffic {
     next_stream: StreamId,
     drawn: u64,
     operator: Operator,
+    followers: Followers,
+    /// Ids of leases that were granted once.
+    old_leases: Vec<LeaseId>,
     /// Those that have changed.
     beliefs: Vec<Belief>,
     /// A bug put in on purpose: see [`crate::Planted::CountFromAnswer`].
@@ -196,6 +225,8 @@ impl Traffic {
             next_stream: 1,
             drawn: 0,
             operator: Operator::default(),
+            followers: Followers::default(),
+            old_leases: Vec::new(),
         }
     }
 
@@ -204,7 +235,9 @@ impl Traffic {
         let pause_us = self.random.between(plan.think_us.0, plan.think_us.1);
         let mut doing = self.renewals(client, known.now_us);
         doing.extend(self.watch_again(client));
+        doing.extend(self.follow_again(client));
         if client == 0 {
+            doing.extend(self.tend(plan, known));
             doing.extend(self.operate(plan, known));
         }
         match self.mood {
@@ -244,6 +277,13 @@ impl Traffic {
                 }
             }
             Watch | Unwatch | CloseStream | Progress => self.on_watches(client, *action, plan, known),
+            LockWatch | LockUnwatch | OpenSession | CloseSession => self.on_lock_watches(client, *action, plan),
+            LeaseTimes => {
+                let leases = (0..self.random.between(1, 4)).map(|_| self.some_lease(client)).collect();
+                vec![Doing::Call(Request::LeaseTimes(leases))]
+            }
+            ForgetLock => vec![Doing::Call(Request::Propose(Command::ForgetLock { name: self.name(plan) }))],
+            UpdateMember => vec![Doing::Call(self.update(known))],
         }
     }
 
@@ -271,6 +311,13 @@ impl Traffic {
         client.doubt(&call.request);
     }
 
+    /// A grant is on its way, and its client does not wait for it any more.
+    pub fn disowned(&mut self, client: usize, id: CallId) {
+        let client = &mut self.clients[client];
+        client.open.retain(|open| *open != id);
+        client.waiting.remove(&id);
+    }
+
     pub fn answered(&mut self, id: CallId, call: &Call, answer: &Answer, now_us: u64) {
         let client = &mut self.clients[call.client];
         client.open.retain(|open| *open != id);
@@ -281,7 +328,7 @@ impl Traffic {
         if let Request::Lock(lock) = &call.request {
             client.lock_answered(lock, answer);
         }
-        if let Err(Failure::TimedOut | Failure::LeaderChanged) = &answer.result {
+        if let Err(Failure::TimedOut | Failure::LeaderChanged | Failure::OutcomeUnknown) = &answer.result {
             client.doubt(&call.request);
         }
         self.note_beliefs(call.client);
@@ -301,6 +348,7 @@ impl Traffic {
             client.waiting.retain(|id, _| !lost.contains(id));
         }
         self.operator.died(lost);
+        self.lose_followers(cut_off);
         cut_off.iter().for_each(|stream| self.cut_off(*stream));
     }
 
@@ -319,7 +367,9 @@ impl Traffic {
     pub fn read_on(&mut self) -> Vec<(usize, Doing)> {
         let mut doing = Vec::new();
         for client in 0..self.clients.len() {
-            doing.extend(self.watch_again(client).into_iter().map(|doing| (client, doing)));
+            let mut again = self.watch_again(client);
+            again.extend(self.follow_again(client));
+            doing.extend(again.into_iter().map(|doing| (client, doing)));
         }
         let asks = self.streams.iter().map(|(id, stream)| (stream.client, Doing::Watch(*id, WatchRequest::Progress)));
         doing.extend(asks);

@@ -1,6 +1,6 @@
 //! Somebody who adds, promotes and removes members, replaces those that are lost, and hands leadership about.
 
-use tenure_machine::{MemberChange, MemberId};
+use tenure_machine::{Alarm, AlarmChange, AlarmKind, Command, Level, Member, MemberChange, MemberId};
 use tenure_replica::CallId;
 
 use super::{Doing, Known, Mood, Traffic};
@@ -14,6 +14,7 @@ const MOST: usize = 6;
 #[derive(Default)]
 pub(super) struct Operator {
     next_us: u64,
+    tend_us: u64,
     /// One change at a time.
     open: Option<CallId>,
 }
@@ -49,6 +50,43 @@ impl Traffic {
             _ => None,
         };
         request.map(Doing::Call).into_iter().collect()
+    }
+
+    /// Pins the level now and then, gives a member the leader's state, and clears the alarm of a full store, having made room.
+    pub(super) fn tend(&mut self, plan: &Plan, known: &Known) -> Vec<Doing> {
+        let Some(wide) = plan.wide else { return Vec::new() };
+        let propose = |command: Command| Doing::Call(Request::Propose(command));
+        let mut doing = Vec::new();
+        if self.mood == Mood::Busy && known.now_us >= self.operator.tend_us {
+            self.operator.tend_us = known.now_us + 500_000;
+            match self.random.below(8) {
+                0 => doing.push(propose(Command::PinLevel { level: Some(self.random.below(2) as Level) })),
+                1 => doing.push(propose(Command::PinLevel { level: None })),
+                2 => doing.push(Doing::Call(Request::Reseed)),
+                _ => {}
+            }
+        }
+        let is_due = self.mood == Mood::Finishing || self.random.percent(5);
+        if known.has_alarm && is_due && self.mood != Mood::Silent {
+            doing.push(propose(Command::Compact { revision: known.revision }));
+            let alarm = Alarm { member: 0, kind: AlarmKind::NoSpace };
+            doing.push(propose(Command::Alarm(AlarmChange::Clear(alarm))));
+        }
+        if self.mood == Mood::Busy && self.random.percent(1) {
+            doing.push(propose(Command::EndLeases));
+        }
+        if wide.raises_alarms && self.mood == Mood::Busy && self.random.percent(1) {
+            let alarm = Alarm { member: 1, kind: AlarmKind::NoSpace };
+            doing.push(propose(Command::Alarm(AlarmChange::Raise(alarm))));
+        }
+        doing
+    }
+
+    /// Another name for a member.
+    pub(super) fn update(&mut self, known: &Known) -> Request {
+        let id = self.random.pick(&known.voters).copied().unwrap_or(1);
+        let name = format!("again {}", self.draw());
+        Request::ChangeMembers(MemberChange::Update { member: Member { name, ..described(id, false) } })
     }
 
     fn change(&mut self, known: &Known) -> Option<Request> {

@@ -1,13 +1,13 @@
 //! Clients in the world: whom they ask, and what is known of them at the end.
 
-use bytes::Bytes;
-use tenure_machine::{MemberChange, MemberId, Mode};
-use tenure_replica::{CallId, Input, StreamId, WatchRequest};
+use tenure_machine::lock::entry_key;
+use tenure_machine::{Leave, Lock, MemberChange, MemberId};
+use tenure_replica::{Answered, CallId, Input, LockWatchRequest, StreamId, WatchRequest};
 
-use super::{Broken, Event, Own, Phase, Told, World, context, see};
+use super::{Broken, Event, Own, Phase, Telling, Told, World, context, see};
 use crate::checks::Seen;
+use crate::fates::{Chores, Fate};
 use crate::member::Member;
-use crate::model::{Model, Place};
 use crate::request::{Call, Request};
 use crate::traffic::{Belief, Doing, Known};
 
@@ -94,6 +94,11 @@ impl World {
             self.events.at(until_us, Event::Told(Box::new(told)));
             return Ok(());
         }
+        let is_grant = matches!(answer.result, Ok(Answered::Lock(_)));
+        if is_grant && self.telling.remove(id).is_none() {
+            // Its client has given it up meanwhile.
+            return Ok(());
+        }
         self.traffic.answered(*id, call, answer, self.now_us);
         self.believe()
     }
@@ -105,7 +110,12 @@ impl World {
             now_us: self.now_us,
             revision: self.reference.model.revision,
             compacted: self.reference.model.compacted(),
-            stray: if self.phase == Phase::Healed { self.stray() } else { Vec::new() },
+            chores: match self.phase {
+                Phase::Healed => self.fates.chores(&self.reference.model),
+                _ => Chores::default(),
+            },
+            has_alarm: self.reference.model.has_alarm(),
+            level: self.reference.model.level(),
             voters: configuration.voters.iter().copied().collect(),
             learners: configuration.learners.iter().copied().collect(),
             lost: self.configured().into_iter().filter(|id| !is_there(id) && self.members[id].is_gone).collect(),
@@ -132,6 +142,28 @@ impl World {
             // Nobody listens: whatever was to be done is not done.
             Doing::Call(request) => self.whom(client).map_or(Ok(()), |member| self.issue(client, member, request)),
             Doing::Cancel(id) => self.give_up(id),
+            Doing::LockWatch(stream, request) => {
+                match self.streams.get(&stream).copied().or_else(|| self.whom(client)) {
+                    Some(member) => {
+                        self.streams.insert(stream, member);
+                        self.give(member, Input::LockWatch { stream, request });
+                    }
+                    None => self.traffic.died(&[], &[stream], self.now_us),
+                }
+                Ok(())
+            }
+            Doing::Session { stream, lease, is_open } => {
+                let Some(member) = self.streams.get(&stream).copied().or_else(|| self.whom(client)) else {
+                    return Ok(());
+                };
+                if is_open {
+                    self.streams.insert(stream, member);
+                    self.give(member, Input::SessionOpened { stream, lease });
+                } else if self.streams.contains_key(&stream) {
+                    self.give(member, Input::SessionClosed { stream, lease });
+                }
+                Ok(())
+            }
             Doing::Watch(stream, request) => {
                 let member = match self.streams.get(&stream) {
                     Some(member) => Some(*member),
@@ -154,13 +186,35 @@ impl World {
     }
 
     fn give_up(&mut self, id: CallId) -> Result<(), Broken> {
-        let Some(call) = self.calls.get_mut(&id) else { return Ok(()) };
+        let Some(call) = self.calls.get_mut(&id) else { return self.disown(id) };
         call.cancelled = true;
         let member = call.member;
-        self.give(member, Input::Cancel { call: id });
+        let input = match &call.request {
+            // One way or the other: the answer is not on its way yet.
+            Request::Lock(lock) if id % 4 < 2 => Input::CancelLock { call: id, leave: leave_of(lock) },
+            _ => Input::Cancel { call: id },
+        };
+        self.give(member, input);
         let call = &self.calls[&id];
+        if let Request::Lock(lock) = &call.request {
+            self.fates.become_of(lock, Fate::Over, self.now_us);
+        }
         self.traffic.cancelled(id, call, self.now_us);
         see(&mut self.checks, &Seen::Cancelled { id, call }, &context!(self))
+    }
+
+    /// A client gives up a Lock call when the grant is on its way already: it is never read, and the member that told
+    /// it is asked to leave the place.
+    fn disown(&mut self, id: CallId) -> Result<(), Broken> {
+        let Some(Telling { client, member, life, lock }) = self.telling.remove(&id) else { return Ok(()) };
+        self.traffic.disowned(client, id);
+        let is_there = self.life(member).is_some_and(|now| now.number == life);
+        self.fates.become_of(&lock, if is_there { Fate::Over } else { Fate::Unknown }, self.now_us);
+        see(&mut self.checks, &Seen::Disowned { call: lock.call }, &context!(self))?;
+        if is_there {
+            self.give(member, Input::CancelLock { call: id, leave: leave_of(&lock) });
+        }
+        Ok(())
     }
 
     fn issue(&mut self, client: usize, member: MemberId, request: Request) -> Result<(), Broken> {
@@ -184,6 +238,9 @@ impl World {
             cancelled: false,
             cancel_taken: None,
         };
+        if let Request::Lock(lock) = &call.request {
+            self.fates.issued(id, client, member, lock, self.now_us);
+        }
         self.traffic.issued(id, &call);
         see(&mut self.checks, &Seen::Issued { id, call: &call }, &context!(self))?;
         self.calls.insert(id, call);
@@ -220,38 +277,16 @@ impl World {
             // Its member was removed meanwhile.
             if let Some(member) = self.streams.remove(&stream) {
                 self.give(member, Input::Watch { stream, request: WatchRequest::Close });
+                self.give(member, Input::LockWatch { stream, request: LockWatchRequest::Close });
             }
-            self.traffic.cut_off(stream);
+            self.traffic.died(&[], &[stream], self.now_us);
         }
         let doing = self.traffic.read_on();
         doing.into_iter().try_for_each(|(client, doing)| self.perform(client, doing))
     }
+}
 
-    /// Places in queues that nobody will give back: their key hangs on no lease, or they are held by
-    /// somebody who was never told, and who may wait elsewhere for ever (two such can wait for each other);
-    /// or they wait at a barrier, for others who may never come.
-    pub(super) fn stray(&self) -> Vec<Bytes> {
-        let model = &self.reference.model;
-        let is_waited_for = |name: &[u8], place: &Place| {
-            self.calls.values().any(|call| match &call.request {
-                Request::Lock(lock) => {
-                    lock.lease == place.lease && (lock.name == name || lock.more_names.iter().any(|more| more == name))
-                }
-                _ => false,
-            })
-        };
-        let mut stray = Vec::new();
-        for (name, places) in model.queues() {
-            for (position, place) in places.iter().enumerate() {
-                let leaseless = model.live(&place.key).is_some_and(|kv| model.lease(kv.lease).is_none());
-                let granted = position < Model::granted(places);
-                let unknown = granted && !is_waited_for(name, place);
-                let at_barrier = !granted && matches!(place.mode, Mode::Barrier(_));
-                if leaseless || unknown || at_barrier {
-                    stray.push(Bytes::copy_from_slice(&place.key));
-                }
-            }
-        }
-        stray
-    }
+/// What cleans up after a Lock call: any of the places that it took stands for all of them.
+fn leave_of(lock: &Lock) -> Leave {
+    Leave { key: entry_key(&lock.name, lock.lease).into(), call: lock.call }
 }

@@ -1,6 +1,6 @@
 //! How members live and die: their logs and snapshots in simulated time, their deaths, and how they come back.
 
-use tenure_machine::MemberId;
+use tenure_machine::{Level, MemberId, level};
 use tenure_replica::{CallId, Config, Replica, StreamId};
 use tenure_storage::{Fault, MemoryDisk, OpenError};
 
@@ -175,6 +175,13 @@ impl World {
         }
     }
 
+    /// From now on every step of a member comes so much later; a restart changes nothing about it.
+    pub fn slow_down(&mut self, id: MemberId, late_us: u64) {
+        self.trace.note(self.now_us, format_args!("! member {id} takes every step {late_us} us late"));
+        self.members.values_mut().for_each(|member| member.late_us = 0);
+        self.member(id).late_us = late_us;
+    }
+
     /// Its clock leaps ahead, or falls behind what it would show. It never goes back: whoever falls behind stands
     /// still for as long.
     pub fn shift_clock(&mut self, id: MemberId, by_us: i64) {
@@ -182,6 +189,7 @@ impl World {
         let now_us = self.now_us;
         if let Some(life) = self.life_mut(id) {
             life.ahead_us += by_us;
+            life.leapt_us = now_us;
         }
         // It may have something to do by now.
         self.step_at(id, now_us + 1);
@@ -192,9 +200,13 @@ impl World {
         let lost: Vec<CallId> = self.calls.iter().filter(|(_, call)| call.member == id).map(|(id, _)| *id).collect();
         let cut_off: Vec<StreamId> =
             self.streams.iter().filter(|(_, member)| **member == id).map(|(stream, _)| *stream).collect();
+        if self.plan.wide.is_some() {
+            self.lose_peer(id);
+        }
         lost.iter().filter_map(|id| self.calls.get(id)).for_each(|call| self.traffic.lost(call));
         self.traffic.died(&lost, &cut_off, self.now_us);
         self.calls.retain(|_, call| call.member != id);
+        self.fates.died(id, self.now_us);
         self.streams.retain(|_, member| *member != id);
         let seen = Seen::Died { member: id, lost: &lost, cut_off: &cut_off };
         if let Err(broken) = see(&mut self.checks, &seen, &context!(self)).and_then(|()| self.believe()) {
@@ -202,6 +214,15 @@ impl World {
         }
         let down_us = self.random.spread(1_000, 1_500_000 * self.plan.slowness);
         self.events.at(self.now_us + down_us, Event::Restart(id));
+    }
+
+    /// The connections to a member that died break; some others notice it, sooner or later.
+    fn lose_peer(&mut self, id: MemberId) {
+        for other in self.members.keys().copied().filter(|other| *other != id).collect::<Vec<_>>() {
+            if self.random.percent(50) {
+                self.give(other, tenure_replica::Input::PeerLost { member: id });
+            }
+        }
     }
 
     pub(super) fn restart(&mut self, id: MemberId) -> Result<(), Broken> {
@@ -246,6 +267,12 @@ impl World {
         Ok(())
     }
 
+    /// A member that joins is of the latest release: the level may rise before it is in.
+    fn highest_level(&self, id: MemberId) -> Level {
+        let latest = self.plan.wide.map_or(level::HIGHEST, |wide| wide.level);
+        if id > self.plan.members { latest } else { self.plan.highest_level(self.now_us) }
+    }
+
     pub(super) fn boot(&mut self, id: MemberId, opening: Opening) -> Result<(), Broken> {
         let Opening { store, recovered, boot, snapshot_hash } = opening;
         let (index, entries, state) = (recovered.snapshot.index, recovered.entries.len(), recovered.hard_state);
@@ -258,7 +285,15 @@ impl World {
         self.reference.forget_unheard(id, state.term);
         self.member(id).durable.recover(&recovered).map_err(broken)?;
         let (boot_number, seed) = (self.random.draw(), self.random.draw());
-        let mut config = Config { cluster: CLUSTER, member: id, boot: boot_number, seed, ..self.plan.replica.clone() };
+        let highest_level = self.highest_level(id);
+        let mut config = Config {
+            cluster: CLUSTER,
+            member: id,
+            boot: boot_number,
+            seed,
+            highest_level,
+            ..self.plan.replica.clone()
+        };
         if self.planted == Some(Planted::KeepTail) {
             config.log_tail_bytes = u64::MAX;
         }

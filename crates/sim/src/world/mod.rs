@@ -17,11 +17,12 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bytes::Bytes;
-use tenure_machine::MemberId;
-use tenure_replica::{Answer, CallId, FIRST_INDEX, StreamId, WatchRequest};
+use tenure_machine::{Lock, MemberId};
+use tenure_replica::{Answer, CallId, FIRST_INDEX, Input, LockWatchRequest, StreamId, WatchRequest};
 
 use crate::checks::{self, Check, Context, Seen};
 use crate::events::Events;
+use crate::fates::Fates;
 use crate::faults::{self, Fault};
 use crate::member::{Life, Member};
 use crate::network::Network;
@@ -60,6 +61,9 @@ pub struct World {
     trace: Trace,
     calls: BTreeMap<CallId, Call>,
     next_call: CallId,
+    /// Grants on their way to their clients.
+    telling: BTreeMap<CallId, Telling>,
+    fates: Fates,
     /// To which member each client goes first.
     homes: Vec<MemberId>,
     /// When each client's keeper is woken next, and until when each client stands still.
@@ -120,11 +124,20 @@ struct Told {
     answer: Answer,
 }
 
+/// A grant on its way to its client, with the member that told it, in which of its lives.
+struct Telling {
+    client: usize,
+    member: MemberId,
+    life: u64,
+    lock: Lock,
+}
+
 enum Own {
     Step,
     LogDone,
     Chunk,
     Stream(StreamId, WatchRequest),
+    LockStream(StreamId, LockWatchRequest),
     /// Of a call whose time is almost up.
     Hurry(CallId),
 }
@@ -219,6 +232,8 @@ impl World {
             trace: Trace::new(setting.lines),
             calls: BTreeMap::new(),
             next_call: 1,
+            telling: BTreeMap::new(),
+            fates: Fates::default(),
             homes: (0..plan.clients as u64).map(|client| 1 + client % plan.members).collect(),
             keep_due_us: vec![u64::MAX; plan.clients],
             clients_paused_us: vec![0; plan.clients],
@@ -285,6 +300,11 @@ impl World {
         let (until_us, due_us) = (life.paused_until_us, life.step_due_us);
         match what {
             Own::Stream(stream, request) => self.give_watch(member, stream, request),
+            Own::LockStream(stream, request) => {
+                if self.streams.get(&stream) == Some(&member) && self.traffic.follows(stream) {
+                    self.give(member, Input::LockWatch { stream, request });
+                }
+            }
             Own::Hurry(call) => self.hurry(member, call),
             // Everything that waited is taken by one step when the process goes on.
             Own::Step if until_us > self.now_us => self.step_at(member, until_us),
@@ -393,7 +413,8 @@ impl World {
         match self.phase {
             Phase::Healed => {
                 self.stop_forgotten();
-                let calm = self.is_caught_up() && self.traffic.is_calm() && self.stray().is_empty();
+                let is_done = self.fates.chores(&self.reference.model).is_done();
+                let calm = self.is_caught_up() && self.traffic.is_calm() && is_done;
                 if calm && !self.is_log_hanging() || passed_us > ANSWERED_WITHIN_US * self.plan.slowness {
                     self.settle()?;
                 }
@@ -401,6 +422,7 @@ impl World {
             Phase::Silent => {
                 let is_over = self.reference.model.leases().next().is_none();
                 if is_over || passed_us > self.plan.expired_within_us() {
+                    self.members.values_mut().for_each(|member| member.late_us = 0);
                     self.enter(Phase::Reading);
                 }
             }
@@ -486,7 +508,12 @@ fn see(checks: &mut [Box<dyn Check>], seen: &Seen<'_>, context: &Context<'_>) ->
 /// What checks may look at. A macro, so that the borrow is of these fields alone.
 macro_rules! context {
     ($world:expr) => {
-        $crate::checks::Context { now_us: $world.now_us, reference: &$world.reference, plan: &$world.plan }
+        $crate::checks::Context {
+            now_us: $world.now_us,
+            reference: &$world.reference,
+            plan: &$world.plan,
+            fates: &$world.fates,
+        }
     };
 }
 use context;

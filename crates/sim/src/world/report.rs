@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::coverage::Counts;
 use crate::planted::Planted;
 use crate::trace::readable;
 
@@ -32,6 +33,8 @@ pub struct Report {
     pub term: u64,
     /// Of the last run.
     pub trace: u64,
+    /// How often each kind of input and command was sent.
+    pub sent: Counts,
 }
 
 impl Report {
@@ -55,6 +58,9 @@ impl Report {
         self.given_up += other.given_up;
         self.term += other.term;
         self.trace = other.trace;
+        for (kind, count) in &other.sent {
+            *self.sent.entry(kind).or_default() += count;
+        }
     }
 }
 

@@ -3,11 +3,16 @@
 use std::ops::RangeInclusive;
 
 use tenure_machine::MemberId;
-use tenure_replica::{Answer, Answered, CallId, Failure, Input, Notice, Output, Persist, StreamId, WatchRequest};
+use tenure_replica::{
+    Answer, Answered, CallId, Failure, Input, LockNotice, LockWatchRequest, Notice, Output, Persist, StreamId,
+    WatchRequest,
+};
 
-use super::{Broken, Event, Own, Told, World, context, see};
+use super::{Broken, Event, Own, Telling, Told, World, context, see};
 use crate::checks::Seen;
+use crate::coverage;
 use crate::describe;
+use crate::fates::Fate;
 use crate::planted::Planted;
 use crate::request::{Call, Request};
 
@@ -22,7 +27,9 @@ impl World {
 
     pub(super) fn step_at(&mut self, member: MemberId, time_us: u64) {
         let now_us = self.now_us;
+        let late_us = self.members.get(&member).map_or(0, |member| member.late_us);
         let Some(life) = self.life_mut(member) else { return };
+        let time_us = (time_us + late_us).max(life.busy_until_us);
         // While paused, or if an earlier step is due already, there is nothing to do.
         if time_us < life.step_due_us || life.step_due_us <= now_us {
             life.step_due_us = time_us;
@@ -65,6 +72,11 @@ impl World {
             self.come_out(id, output, &mut within)?;
         }
         self.report.steps += 1;
+        if let Some(most_us) = self.plan.wide.map(|wide| wide.step_us).filter(|most_us| *most_us > 0) {
+            let takes_us = self.random.spread(1, most_us);
+            let busy_until_us = self.now_us + takes_us;
+            self.life_mut(id).into_iter().for_each(|life| life.busy_until_us = busy_until_us);
+        }
         if is_removed {
             self.report.removed += 1;
             self.retire(id, "is told that it was removed");
@@ -82,8 +94,9 @@ impl World {
 
     fn taken(&mut self, id: MemberId, input: &Input) -> Result<(), Broken> {
         describe::input(&mut self.trace, self.now_us, id, input);
+        *self.report.sent.entry(coverage::input(input)).or_default() += 1;
         match input {
-            Input::Cancel { call } => {
+            Input::Cancel { call } | Input::CancelLock { call, .. } => {
                 if let Some(call) = self.calls.get_mut(call) {
                     call.cancel_taken = Some(self.report.steps);
                 }
@@ -93,6 +106,21 @@ impl World {
                     self.streams.remove(stream);
                 }
                 see(&mut self.checks, &Seen::WatchAsked { stream: *stream, request }, &context!(self))?;
+            }
+            Input::LockWatch { stream, request } => {
+                if matches!(request, LockWatchRequest::Close) {
+                    self.streams.remove(stream);
+                }
+                see(&mut self.checks, &Seen::LockWatchAsked { stream: *stream, request }, &context!(self))?;
+            }
+            Input::SessionOpened { stream, lease } => {
+                let seen = Seen::SessionAsked { member: id, stream: *stream, lease: *lease, is_open: true };
+                see(&mut self.checks, &seen, &context!(self))?;
+            }
+            Input::SessionClosed { stream, lease } => {
+                self.streams.remove(stream);
+                let seen = Seen::SessionAsked { member: id, stream: *stream, lease: *lease, is_open: false };
+                see(&mut self.checks, &seen, &context!(self))?;
             }
             _ => {}
         }
@@ -136,6 +164,9 @@ impl World {
             let outcome = self.reference.apply_next(term, applied_in, self.now_us);
             let outcome = outcome.map_err(|what| named("K3/K4: the machine does what the model does, once", what))?;
             self.report.commands += 1;
+            if let Some(command) = self.reference.command(index) {
+                *self.report.sent.entry(coverage::command(command)).or_default() += 1;
+            }
             let seen = Seen::Applied { index, command: self.reference.command(index), outcome: &outcome };
             see(&mut self.checks, &seen, &context!(self))?;
         }
@@ -173,8 +204,11 @@ impl World {
                 life.inbox.push(Input::StateHashed { index, hash, took_ms: 1 });
             }
             Output::Answer { call, answer } => self.answered(id, call, answer, within)?,
-            // Told to sessions' streams only, of which this world has none.
-            Output::Queued { .. } | Output::Session { .. } | Output::LockNotice { .. } => {}
+            Output::Queued { .. } => {}
+            Output::Session { stream, notice } => {
+                see(&mut self.checks, &Seen::SessionNoticed { stream, notice: &notice }, &context!(self))?;
+            }
+            Output::LockNotice { stream, notice } => self.lock_noticed(id, stream, &notice)?,
             Output::Notice { stream, notice } => self.noticed(id, stream, &notice, within)?,
             Output::SnapshotRefused { index } => life.discard_snapshot(index),
             Output::Members(members) => {
@@ -212,12 +246,23 @@ impl World {
             let index = view.applied_index();
             *within = index.clamp(*within.start(), *within.end())..=*within.end();
         }
+        if let Request::Lock(lock) = &call.request
+            && !call.cancelled
+        {
+            let fate = if granted { Fate::Granted } else { Fate::Over };
+            self.fates.become_of(lock, fate, self.now_us);
+        }
         let within = within.clone();
         self.compare_reply(&call, &answer, *within.end())?;
         see(&mut self.checks, &Seen::Answered { id, call: &call, answer: &answer, within }, &context!(self))?;
         if !call.cancelled {
             let (least_us, most_us) = self.plan.answer_us;
             let at_us = self.now_us + self.random.spread(least_us, most_us);
+            if let (Request::Lock(lock), true) = (&call.request, granted) {
+                let life = self.life(member).map_or(0, |life| life.number);
+                let (client, lock) = (call.client, lock.clone());
+                self.telling.insert(id, Telling { client, member, life, lock });
+            }
             self.events.at(at_us, Event::Told(Box::new(Told { id, call, answer })));
         }
         Ok(())
@@ -236,10 +281,12 @@ impl World {
             Err(Failure::NoLeader) if is_lock => return Ok(()),
             Err(
                 Failure::NoLeader
+                | Failure::LeaderChanged
                 | Failure::Overloaded
                 | Failure::LearnerNotReady
                 | Failure::NotEnoughMembers
-                | Failure::ChangeUnderWay,
+                | Failure::ChangeUnderWay
+                | Failure::LevelTooLow { .. },
             ) => {
                 let kept = self.reference.turn_away(&command);
                 return kept.map_err(|what| Broken { rule: "K3: what was refused has no effect", what });
@@ -257,6 +304,18 @@ impl World {
             claimed => claimed,
         }
         .map_err(|what| Broken { rule: "K1/K3: a reply is what the command did", what })
+    }
+
+    fn lock_noticed(&mut self, member: MemberId, stream: StreamId, notice: &LockNotice) -> Result<(), Broken> {
+        see(&mut self.checks, &Seen::LockNoticed { stream, notice }, &context!(self))?;
+        self.report.notices += 1;
+        if let Some((delay_us, request)) = self.traffic.lock_noticed(stream, notice)
+            && let Some(life) = self.life(member).map(|life| life.number)
+        {
+            let what = Own::LockStream(stream, request);
+            self.events.at(self.now_us + delay_us, Event::Own { member, life, what });
+        }
+        Ok(())
     }
 
     fn noticed(

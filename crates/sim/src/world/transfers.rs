@@ -121,7 +121,7 @@ impl World {
         let length = transfer.source.length();
         let Some(life) = self.life_mut(to) else { return Ok(Step::Cut) };
         // The sender did not hear that it had arrived, or it was overtaken by the log; raft tells it.
-        if index <= life.replica.machine().applied_index() {
+        if index <= life.replica.machine().applied_index() && !life.replica.status().wants_state {
             self.give(to, Input::Message { from, message: transfer.message.clone() });
             return Ok(Step::Arrived);
         }

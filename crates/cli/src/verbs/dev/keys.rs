@@ -1,14 +1,10 @@
 //! What a person can tell the members: keys on a terminal, else the same as lines.
 
-use std::io::{self, BufRead, IsTerminal, Read};
-use std::sync::Arc;
+use std::io::{self, BufRead};
 
-use rustix::process::getpgrp;
-use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcgetpgrp, tcsetattr};
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// What Ctrl-D is where lines are not put together.
-const END_OF_INPUT: u8 = 4;
+use crate::keyboard::{self, END_OF_INPUT};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
@@ -57,62 +53,26 @@ impl Reader {
     }
 }
 
-/// Orders as they come. The end of the input is none: who runs without a terminal may have none at all.
+/// Orders as they come. The end of the input is not one: without a terminal there may be no input at all.
 pub fn orders(from_terminal: bool) -> UnboundedReceiver<Order> {
     let (tell, told) = unbounded_channel();
-    std::thread::spawn(move || {
-        if !from_terminal {
+    match from_terminal {
+        true => drop(tokio::spawn(read_keys(tell))),
+        false => drop(std::thread::spawn(move || {
             let lines = io::stdin().lock().lines().map_while(Result::ok);
-            return lines.flat_map(|line| Reader::line(&line)).all(|order| tell.send(order).is_ok());
-        }
-        let mut reader = Reader::default();
-        let keys = io::stdin().lock().bytes().map_while(Result::ok);
-        keys.filter_map(|key| reader.key(key)).all(|order| tell.send(order).is_ok())
-    });
+            lines.flat_map(|line| Reader::line(&line)).all(|order| tell.send(order).is_ok())
+        })),
+    }
     told
 }
 
-/// The terminal with keys that arrive at once and are not shown, until it is dropped or we panic.
-pub struct Keyboard {
-    before: Arc<Termios>,
-}
-
-impl Keyboard {
-    /// None if standard input is no terminal, or not ours to read.
-    pub fn take() -> Option<Keyboard> {
-        let input = io::stdin();
-        if !input.is_terminal() || tcgetpgrp(&input).ok()? != getpgrp() {
-            return None;
+async fn read_keys(tell: UnboundedSender<Order>) {
+    let (mut reader, mut keys) = (Reader::default(), keyboard::keys());
+    while let Some(key) = keys.recv().await {
+        if reader.key(key).is_some_and(|order| tell.send(order).is_err()) {
+            return;
         }
-        let keyboard = Keyboard { before: Arc::new(tcgetattr(&input).ok()?) };
-        keyboard.single_keys();
-        // A panic may end the process without anything being dropped.
-        let (before, report) = (keyboard.before.clone(), std::panic::take_hook());
-        std::panic::set_hook(Box::new(move |panic| {
-            restore(&before);
-            report(panic);
-        }));
-        Some(keyboard)
     }
-
-    /// Once more after having been stopped: the shell has its own idea of the terminal.
-    pub fn single_keys(&self) {
-        let mut modes = (*self.before).clone();
-        modes.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO);
-        modes.special_codes[SpecialCodeIndex::VMIN] = 1;
-        modes.special_codes[SpecialCodeIndex::VTIME] = 0;
-        let _ = tcsetattr(io::stdin(), OptionalActions::Now, &modes);
-    }
-}
-
-impl Drop for Keyboard {
-    fn drop(&mut self) {
-        restore(&self.before);
-    }
-}
-
-fn restore(before: &Termios) {
-    let _ = tcsetattr(io::stdin(), OptionalActions::Now, before);
 }
 
 #[cfg(test)]

@@ -125,7 +125,8 @@ impl Member {
             "--peer-listen".into(),
             peers.to_string().into(),
         ];
-        let settings = Settings { timeout: ANSWER_WITHIN, connect_timeout: ANSWER_WITHIN, discover: false };
+        let settings =
+            Settings { timeout: ANSWER_WITHIN, connect_timeout: ANSWER_WITHIN, discover: false, ..Settings::default() };
         let client = Client::connect_with(&clients.to_string(), settings).await?;
         let start = || {
             let mut command = itself_bound(&[&own[..], flags].concat())?;

@@ -1,4 +1,4 @@
-//! What members log, as a line for people: they write JSON, because nobody but us reads it.
+//! What members log, as a line for people: they write JSON, because their stderr is a pipe.
 
 use serde_json::{Map, Value};
 

@@ -2,30 +2,33 @@
 //!
 //! It is started through this binary itself, which asks the system to be killed when we die, stops
 //! until the watchdog knows of it, and then becomes the command: there is no moment at which the
-//! command runs and nobody would end it.
+//! command runs unguarded.
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitCode, ExitStatus};
-use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, kill_process, kill_process_group, waitid};
-use tokio::sync::oneshot;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::signals;
+use crate::output::note;
 use crate::verbs::bound::{bind_to, itself};
 
 /// The hidden verb under which this binary becomes the command.
 pub const VERB: &str = "__exec-child";
 
-/// So that a command which stops itself again and again does not keep a processor busy.
-const RESUME_AFTER: Duration = Duration::from_millis(100);
-
 /// As timeout(1) has them.
 const CANNOT: u8 = 125;
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
+
+/// What has happened to the command.
+pub enum Change {
+    Stopped,
+    Ended,
+}
 
 pub struct Running {
     child: Child,
@@ -51,11 +54,10 @@ impl Running {
         self.signal(Signal::CONT);
     }
 
-    /// Tells when it has ended. It stays a zombie until [`Running::reap`], so that its number, and
-    /// that of its group, belongs to nobody else. Who has the terminal is not left stopped: nobody
-    /// would be there to make it go on.
-    pub fn ended(&self, has_terminal: bool) -> oneshot::Receiver<()> {
-        let (tell, told) = oneshot::channel();
+    /// Tells when it has ended, and with a terminal, also when it was stopped. It stays a zombie until
+    /// [`Running::reap`], so that its number, and that of its group, is not given to another process.
+    pub fn changes(&self, has_terminal: bool) -> UnboundedReceiver<Change> {
+        let (tell, told) = unbounded_channel();
         let id = self.group;
         std::thread::spawn(move || {
             let stopped = if has_terminal { WaitIdOptions::STOPPED } else { WaitIdOptions::empty() };
@@ -64,18 +66,17 @@ impl Running {
                     Err(rustix::io::Errno::INTR) => {}
                     Ok(Some(status)) if status.stopped() => {
                         let _ = waitid(WaitId::Pid(id), WaitIdOptions::STOPPED);
-                        std::thread::sleep(RESUME_AFTER);
-                        let _ = kill_process_group(id, Signal::CONT);
+                        let _ = tell.send(Change::Stopped);
                     }
                     _ => break,
                 }
             }
-            let _ = tell.send(());
+            let _ = tell.send(Change::Ended);
         });
         told
     }
 
-    /// To the whole group; whoever has ended already does not mind.
+    /// Signals the whole group. Processes that have ended already do not matter.
     pub fn signal(&self, signal: Signal) {
         let _ = kill_process_group(self.group, signal);
     }
@@ -98,14 +99,14 @@ pub fn code_of(status: ExitStatus) -> u8 {
 pub fn main(arguments: &[OsString]) -> ExitCode {
     let [parent, program, arguments @ ..] = arguments else { return ExitCode::from(CANNOT) };
     if let Err(error) = bind_to(parent) {
-        eprintln!("tenure: cannot bind the command to this process: {error}");
+        note(format_args!("tenure: cannot bind the command to this process: {error}"));
         return ExitCode::from(CANNOT);
     }
     if let Err(error) = kill_process(getpid(), Signal::STOP) {
-        eprintln!("tenure: cannot wait for the watchdog: {error}");
+        note(format_args!("tenure: cannot wait for the watchdog: {error}"));
         return ExitCode::from(CANNOT);
     }
     let error = Command::new(program).args(arguments).exec();
-    eprintln!("tenure: cannot run {}: {error}", program.display());
+    note(format_args!("tenure: cannot run {}: {error}", program.display()));
     ExitCode::from(if error.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE })
 }

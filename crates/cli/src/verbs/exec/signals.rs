@@ -17,7 +17,7 @@ const NAMES: &[(&str, Signal)] = &[
     ("KILL", Signal::KILL),
 ];
 
-/// What would end us if nobody listened.
+/// Signals that end a process by default.
 pub const ENDING: &[Signal] = &[Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT];
 /// What is the command's business alone.
 pub const PASSED_ON: &[Signal] = &[Signal::USR1, Signal::USR2];
@@ -62,7 +62,7 @@ pub fn parse_signal(text: &str) -> Result<Signal, String> {
     named.map(|(_, signal)| *signal).ok_or_else(|| format!("it is one of {}", known()))
 }
 
-/// What a shell answers for somebody who was ended by it.
+/// The exit code that a shell gives to a process that the signal ended.
 pub fn exit_code(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }

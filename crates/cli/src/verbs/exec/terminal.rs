@@ -1,6 +1,6 @@
 //! The terminal, lent to the command: a process group that is not in the foreground cannot read it.
 //!
-//! To lend it is one call, because we are in the foreground. Afterwards we are not, and whoever is
+//! To lend it is one call, because we are in the foreground. Afterwards we are not, and a process that is
 //! in the background and takes the terminal is stopped for it; so a helper that joins the command's
 //! group, while that still exists, gives it back.
 
@@ -9,6 +9,7 @@ use std::io::{self, IsTerminal};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode, Stdio};
 
+use crate::output::note;
 use rustix::process::{Pid, getpgrp};
 use rustix::termios::{tcgetpgrp, tcsetpgrp};
 
@@ -40,7 +41,7 @@ impl Lent {
             .stderr(Stdio::null())
             .status();
         if let Err(error) = helper {
-            eprintln!("cannot take the terminal back: {error}");
+            note(format_args!("cannot take the terminal back: {error}"));
         }
     }
 }

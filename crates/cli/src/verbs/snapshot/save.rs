@@ -4,7 +4,7 @@
 //! that read them expect it, so it stays in ours.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 use tenure_client::SnapshotStream;
 
 use super::Save;
-use crate::output::Record;
+use crate::output::{self, Record, note};
 use crate::progress::{Progress, size};
 use crate::settings::{Global, Session};
 
@@ -22,14 +22,20 @@ pub const CHECKSUM_BYTES: usize = 32;
 
 impl Save {
     pub async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+        if self.file == Path::new("-") {
+            return save_to_stdout(&global).await;
+        }
         if self.file.exists() && !self.force {
-            bail!("{} exists already: choose another name, or --force to replace it", self.file.display());
+            bail!("{} exists already: choose another name. Use --force to replace it.", self.file.display());
         }
         let Session { client, format } = global.session().await?;
         let stream = client.snapshot().await?;
         let endpoint = stream.endpoint().to_owned();
         let partial = Partial::create(&self.file)?;
-        let bytes = receive(stream, &partial).await?;
+        let bytes = receive(stream, |piece| {
+            (&partial.file).write_all(piece).with_context(|| format!("cannot write {}", partial.path.display()))
+        });
+        let bytes = bytes.await?;
         partial.finish(&self.file)?;
         let path = self.file.display().to_string();
         let json = json!({ "file": path, "bytes": bytes, "endpoint": endpoint });
@@ -38,12 +44,26 @@ impl Save {
     }
 }
 
-async fn receive(mut stream: SnapshotStream, partial: &Partial) -> anyhow::Result<u64> {
+async fn save_to_stdout(global: &Global) -> anyhow::Result<ExitCode> {
+    if io::stdout().is_terminal() {
+        bail!("a snapshot is not for a terminal: send it to a file or a pipe, as in tenure snapshot save - > FILE");
+    }
+    let Session { client, format } = global.session().await?;
+    let stream = client.snapshot().await?;
+    let endpoint = stream.endpoint().to_owned();
+    let bytes = receive(stream, |piece| output::print_bytes(piece).context("cannot write to standard output")).await?;
+    if !format.is_json() {
+        note(format_args!("saved {} from {endpoint}", size(bytes)));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Hands on every piece of the snapshot, and verifies the checksum at its end.
+async fn receive(mut stream: SnapshotStream, write: impl Fn(&[u8]) -> anyhow::Result<()>) -> anyhow::Result<u64> {
     let progress = Progress::new();
     let (mut checksum, mut bytes) = (TrailingChecksum::default(), 0);
-    let mut file = &partial.file;
     while let Some(piece) = stream.next().await? {
-        file.write_all(&piece).with_context(|| format!("cannot write {}", partial.path.display()))?;
+        write(&piece)?;
         checksum.update(&piece);
         bytes += piece.len() as u64;
         let remaining = stream.remaining().unwrap_or(0);

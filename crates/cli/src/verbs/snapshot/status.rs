@@ -1,7 +1,7 @@
 //! Looks into a snapshot's file: reads all of it, checks every checksum, and tells what it holds.
 
 use std::fs::File;
-use std::io::{BufReader, Read, Seek};
+use std::io::{self, BufReader, Read, Seek};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -19,6 +19,7 @@ use crate::settings::Global;
 
 const COLUMNS: &[Column] =
     &[column("FILE"), number("REVISION"), number("KEYS"), number("LEASES"), number("SIZE"), column("HASH")];
+const MAGIC: &[u8] = b"TENURSNP";
 const BUFFER_BYTES: usize = 1 << 20;
 
 impl Status {
@@ -58,8 +59,19 @@ impl Status {
 pub fn read(path: &Path) -> anyhow::Result<(Machine, u64)> {
     let mut file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
     let bytes = file.metadata().with_context(|| format!("cannot read {}", path.display()))?.len();
+    if !is_snapshot(&mut file).with_context(|| format!("cannot read {}", path.display()))? {
+        bail!("{} is not a snapshot of Tenure; one of etcd is read by etcd's own tools", path.display());
+    }
     let machine = verify(&mut file).and_then(|()| decode(&file, bytes));
     Ok((machine.with_context(|| format!("{} cannot be used", path.display()))?, bytes))
+}
+
+/// Whether the file begins as a snapshot does.
+fn is_snapshot(file: &mut File) -> io::Result<bool> {
+    let mut start = Vec::new();
+    file.take(MAGIC.len() as u64).read_to_end(&mut start)?;
+    file.rewind()?;
+    Ok(start == MAGIC)
 }
 
 fn verify(file: &mut File) -> anyhow::Result<()> {
@@ -76,12 +88,6 @@ fn verify(file: &mut File) -> anyhow::Result<()> {
 
 fn decode(file: &File, bytes: u64) -> anyhow::Result<Machine> {
     let progress = Progress::new();
-    let mut start = [0; 8];
-    (&mut &*file).read_exact(&mut start)?;
-    (&mut &*file).rewind()?;
-    if start != *b"TENURSNP" {
-        bail!("it is no snapshot of Tenure (one of etcd is read by etcd's own tools)");
-    }
     let mut decoder = SnapshotDecoder::new(BufReader::with_capacity(BUFFER_BYTES, file))?;
     let (mut restore, mut decoded) = (Restore::new(), 0);
     while let Some(chunk) = decoder.next_chunk()? {

@@ -23,6 +23,10 @@ impl Kv for Echo {
         if request.key.is_empty() {
             return Err(Status::invalid_argument("etcdserver: key is not provided"));
         }
+        if request.key == "many" {
+            let kv = |number: i64| KeyValue { key: vec![7; 100].into(), mod_revision: number, ..Default::default() };
+            return Ok(Answer::new(RangeResponse { kvs: (0..request.limit).map(kv).collect(), ..Default::default() }));
+        }
         if request.key == "slow" {
             tokio::time::sleep(Duration::from_secs(60)).await;
         }
@@ -107,6 +111,22 @@ async fn post(path: &str, json: impl Into<HttpBody>) -> (u16, String) {
     let json = body.is_empty() || headers[CONTENT_TYPE] == "application/json";
     assert!(json || status == 404, "{headers:?}");
     (status, body)
+}
+
+#[tokio::test]
+async fn a_long_answer_comes_in_pieces() {
+    let request = Request::post("/v3/kv/range").body(r#"{"key":"bWFueQ==","limit":20000}"#.into()).unwrap();
+    let mut body = gateway().0.call(request).await.into_body();
+    let (mut json, mut longest) = (Vec::new(), 0);
+    while let Some(frame) = body.frame().await {
+        let piece = frame.unwrap().into_data().unwrap();
+        longest = longest.max(piece.len());
+        json.extend_from_slice(&piece);
+    }
+    let answer: serde_json::Value = serde_json::from_slice(&json).unwrap();
+    assert_eq!(answer["kvs"].as_array().unwrap().len(), 20_000);
+    assert_eq!(answer["kvs"][19_999]["mod_revision"], "19999");
+    assert!(longest < json.len() / 4, "a piece of {longest} bytes of {}", json.len());
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ use serde_json::Value;
 use tonic::Status;
 
 /// Before each message: one byte for its compression, four for its length.
-const FRAME_HEADER_BYTES: usize = 5;
+pub(crate) const FRAME_HEADER_BYTES: usize = 5;
 
 /// One rpc as the gateway sees it.
 #[derive(Debug)]
@@ -61,14 +61,22 @@ impl Method {
 
     /// Appends a response message as JSON.
     pub(crate) fn write_response(&self, message: Bytes, json: &mut Vec<u8>) -> Result<(), Status> {
-        let internal = |error: String| Status::internal(format!("the response has no form in JSON: {error}"));
-        let message =
-            DynamicMessage::decode(self.descriptor.output(), message).map_err(|error| internal(error.to_string()))?;
-        let options = SerializeOptions::new().use_proto_field_name(true).stringify_64_bit_integers(true);
-        message
-            .serialize_with_options(&mut serde_json::Serializer::new(json), &options)
-            .map_err(|error| internal(error.to_string()))
+        write_message(self.output(), message, json)
     }
+
+    pub(crate) fn output(&self) -> MessageDescriptor {
+        self.descriptor.output()
+    }
+}
+
+/// Appends a message as JSON.
+pub(crate) fn write_message(descriptor: MessageDescriptor, message: Bytes, json: &mut Vec<u8>) -> Result<(), Status> {
+    let internal = |error: String| Status::internal(format!("the response has no form in JSON: {error}"));
+    let message = DynamicMessage::decode(descriptor, message).map_err(|error| internal(error.to_string()))?;
+    let options = SerializeOptions::new().use_proto_field_name(true).stringify_64_bit_integers(true);
+    message
+        .serialize_with_options(&mut serde_json::Serializer::new(json), &options)
+        .map_err(|error| internal(error.to_string()))
 }
 
 /// Unknown fields are ignored, but not unknown names of enums: who compares for `GRATER` must not be
@@ -104,9 +112,14 @@ pub(crate) fn too_large() -> Status {
     Status::invalid_argument("etcdserver: request is too large")
 }
 
+/// The length of the next message, once it has come.
+pub(crate) fn message_length(buffer: &BytesMut) -> Option<usize> {
+    Some(u32::from_be_bytes(buffer.get(1..FRAME_HEADER_BYTES)?.try_into().ok()?) as usize)
+}
+
 /// Takes the next message out of what came in so far.
 pub(crate) fn take_message(buffer: &mut BytesMut) -> Option<Bytes> {
-    let length = u32::from_be_bytes(buffer.get(1..FRAME_HEADER_BYTES)?.try_into().ok()?) as usize;
+    let length = message_length(buffer)?;
     if buffer.len() < FRAME_HEADER_BYTES + length {
         return None;
     }

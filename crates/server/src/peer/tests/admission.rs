@@ -110,6 +110,27 @@ async fn who_was_added_beforehand_takes_its_place() {
 }
 
 #[tokio::test]
+async fn the_second_voter_gets_in_without_a_leader() {
+    let mut sides = cluster(1, |_| 0).await;
+    let added = listed(77, "127.0.0.1:9".parse().unwrap());
+    sides[0].outbox.set_members(vec![sides[0].listed(), added.clone()]);
+    let joined = join(&address(&sides[0]), request("n2", 9), Duration::ZERO).await.unwrap();
+    assert_eq!((joined.member_id, joined.members.len()), (77, 2));
+    // Of three voters the other two can elect a leader, who knows more.
+    let third = listed(78, "127.0.0.1:10".parse().unwrap());
+    sides[0].outbox.set_members(vec![sides[0].listed(), added, third]);
+    let error = join(&address(&sides[0]), request("n2", 9), Duration::ZERO).await.unwrap_err();
+    assert!(matches!(error, JoinError::GaveUp { .. }), "{error}");
+    // One that has been seen is not let in as a new one.
+    let mut second = Side::new(2).await;
+    acquaint(&sides[0], &second);
+    send_until_heard(&sides[0], &mut second, "hello").await;
+    let error = join(&address(&sides[0]), request("n2", second.address.port()), Duration::ZERO).await.unwrap_err();
+    assert!(matches!(error, JoinError::GaveUp { .. }), "{error}");
+    sides.clear();
+}
+
+#[tokio::test]
 async fn anybody_is_told_who_belongs_to_the_cluster() {
     let sides = cluster(3, |_| 2).await;
     let peers = fetch_peers(&address(&sides[0])).await.unwrap();

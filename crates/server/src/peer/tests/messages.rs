@@ -70,6 +70,29 @@ async fn a_lost_connection_comes_back() {
 }
 
 #[tokio::test]
+async fn a_member_whose_address_is_changed_is_reached_until_it_moves() {
+    let (one, mut two) = (Side::new(1).await, Side::new(2).await);
+    let wire = Wire::to(two.address, Vec::new()).await;
+    one.outbox.set_members(vec![one.listed(), two.listed_at(wire.address)]);
+    two.outbox.set_members(vec![one.listed(), two.listed()]);
+    send_until_heard(&one, &mut two, "before").await;
+    let passed = wire.passed();
+    let nobody = Side::new(3).await.end().await;
+    one.outbox.set_members(vec![one.listed(), two.listed_at(nobody)]);
+    send_until_heard(&one, &mut two, "over the same connection").await;
+    assert!(wire.passed() > passed);
+    wire.cut();
+    send_until_heard(&one, &mut two, "at the old address").await;
+    let moved = Wire::to(two.address, Vec::new()).await;
+    one.outbox.set_members(vec![one.listed(), two.listed_at(moved.address)]);
+    drop(wire);
+    send_until_heard(&one, &mut two, "at the new address").await;
+    while moved.passed() == 0 {
+        send_until_heard(&one, &mut two, "there").await;
+    }
+}
+
+#[tokio::test]
 async fn another_cluster_is_refused_by_both_sides() {
     let mut one = Side::new(1).await;
     let mut two = Side::with(2, Setup { cluster: 0xc2, ..Setup::default() }).await;
@@ -177,6 +200,7 @@ async fn who_was_removed_is_told_and_who_is_not_known_yet_comes_again() {
     // Its stream is open when it is removed; the next greeting tells.
     two.set_applied(100);
     two.outbox.set_members(vec![two.listed()]);
+    assert!(matches!(one.next().await, Input::PeerLost { member: 2 }));
     assert!(matches!(one.next().await, Input::RefusedAsRemoved { by: 2 }));
     assert_eq!(refusal(greet(&two, hello(100)).await).0, Reason::Removed);
 }

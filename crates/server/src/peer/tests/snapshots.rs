@@ -108,9 +108,11 @@ async fn an_order_that_cannot_be_carried_out_is_reported() {
     // There is no such snapshot any more.
     one.outbox.send_snapshot(order(INDEX - 1));
     assert_sent(&mut one, INDEX - 1, false).await;
-    // Nobody answers there.
+    // Nobody answers there, nor where it was before.
     let address = Side::new(2).await.end().await;
-    one.outbox.set_members(vec![one.listed(), two.listed_at(address)]);
+    let elsewhere = two.listed_at(address);
+    two.end().await;
+    one.outbox.set_members(vec![one.listed(), elsewhere]);
     one.outbox.send_snapshot(order(INDEX));
     assert_sent(&mut one, INDEX, false).await;
     // Nor is anybody known by that name.

@@ -43,18 +43,16 @@ pub fn lock(view: &View, name: &[u8], times: &[Option<LeaseStatus>]) -> Describe
     DescribeResponse { header: None, name: text(name), holders, waiters, recent, now_unix_ms }
 }
 
-/// What the entry itself records.
-pub fn entry(entry: &LockEntry, time: Option<&LeaseStatus>) -> Holder {
+/// What the entry itself records. Its lease is named and its state left unknown: only the leader knows that.
+pub fn entry(entry: &LockEntry) -> Holder {
     let (mode, slots) = mode(entry.mode);
     let is_granted = entry.granted_wall_ms.is_some();
-    let mut lease = Lease { id: entry.lease, ..Lease::default() };
-    fill_lease_time(Some(&mut lease), time);
     Holder {
         key: text(&entry.key),
         holder_id: text(&entry.holder),
         owner: text(&entry.owner),
         fencing_token: if is_granted { entry.token } else { 0 },
-        lease: Some(lease),
+        lease: Some(Lease { id: entry.lease, ..Lease::default() }),
         mode: mode.into(),
         slots,
         metadata: Bytes::copy_from_slice(&entry.metadata),
@@ -67,10 +65,14 @@ pub fn entry(entry: &LockEntry, time: Option<&LeaseStatus>) -> Holder {
     }
 }
 
-/// And what its key and its lease add to it.
+/// What the entry records, and what its key and its lease add to it. `time` is the leader's answer about the lease;
+/// `None` = it has ended.
 pub fn entry_in(view: &View, found: &LockEntry, time: Option<&LeaseStatus>) -> Holder {
-    let mut described = entry(found, time);
-    if let Some(kv) = view.get(&found.key) {
+    let mut described = entry(found);
+    fill_lease_time(described.lease.as_mut(), time);
+    // The revisions of a waiting key are its token, which is disclosed at the grant.
+    let is_granted = found.granted_wall_ms.is_some();
+    if let Some(kv) = view.get(&found.key).filter(|kv| is_granted && kv.create_revision == found.token) {
         (described.mod_revision, described.version) = (kv.mod_revision, kv.version);
     }
     if let Some(known) = view.lease(found.lease) {
@@ -124,7 +126,7 @@ pub fn end_in_words(cause: LockEnd) -> &'static str {
     }
 }
 
-/// What only the leader knows of a lease: the time that is left.
+/// Adds the leader's answer about a lease: the time that is left. `None` = the lease has ended.
 pub fn fill_lease_time(lease: Option<&mut Lease>, time: Option<&LeaseStatus>) {
     let Some(lease) = lease else { return };
     let Some(time) = time else {
@@ -136,7 +138,7 @@ pub fn fill_lease_time(lease: Option<&mut Lease>, time: Option<&LeaseStatus>) {
     lease.expiry_unix_ms = now_unix_ms() + time.remaining_ms as i64;
     lease.state = match time.remaining_ms < time.ttl_ms / 3 {
         true => lease::State::Expiring.into(),
-        false if lease.state == i32::from(lease::State::Created) => lease.state,
+        false if !time.renewed => lease::State::Created.into(),
         false => lease::State::Active.into(),
     };
 }
@@ -190,7 +192,6 @@ pub fn sessions(view: &View, after: i64, limit: usize) -> (Vec<SessionSummary>, 
             return (found, format!("{last:x}"));
         }
         let held = entries.iter().filter(|(_, entry)| entry.granted_wall_ms.is_some()).count();
-        let state = if known.keys.is_empty() { lease::State::Created } else { lease::State::Active };
         // One that gave no name is known by what its entries say.
         let named: BTreeSet<String> = entries.iter().map(|(_, entry)| text(&entry.holder)).collect();
         let client_id = match known.client.is_empty() {
@@ -202,7 +203,6 @@ pub fn sessions(view: &View, after: i64, limit: usize) -> (Vec<SessionSummary>, 
             lease: Some(Lease {
                 id: known.lease,
                 client_id,
-                state: state.into(),
                 keys: known.keys.iter().map(|key| text(key)).collect(),
                 ..Lease::default()
             }),

@@ -44,7 +44,7 @@ pub fn observed(shared: &Shared, leading: &Leading) -> LeaderResponse {
     let kv = &leading.kv;
     let mut known = Holder::default();
     if let Some((entry, client)) = &leading.entry {
-        known = describe::entry(entry, None);
+        known = describe::entry(entry);
         if known.holder_id.is_empty() {
             known.holder_id = describe::text(client);
         }

@@ -20,14 +20,16 @@ use bytes::Bytes;
 use tenure_api::tenure::v1::lock_service_server::LockService;
 use tenure_api::tenure::v1::{
     BarrierRequest, CampaignRequest, DeleteRequest, DeleteResponse, DescribeRequest, DescribeResponse,
-    ForceReleaseRequest, ForceReleaseResponse, Header, LeaderRequest, LeaderResponse, LeaseGrantRequest,
+    ForceReleaseRequest, ForceReleaseResponse, Header, Holder, LeaderRequest, LeaderResponse, LeaseGrantRequest,
     LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseRevokeRequest, LeaseRevokeResponse,
     ListRequest, ListResponse, ListSessionsRequest, ListSessionsResponse, LockRequest, LockResponse, ObserveRequest,
     ProclaimRequest, ProclaimResponse, ResignRequest, ResignResponse, SessionRequest, SessionResponse, SignRequest,
     SignResponse, UnlockRequest, UnlockResponse, WatchRequest, WatchResponse,
 };
 use tenure_machine::lock::entry_key;
-use tenure_machine::{BusyReply, Command, LeaseGrant, LeaseId, Lock, LockReply, Mode, Refusal, Reply, Revision, View};
+use tenure_machine::{
+    BusyReply, Command, LeaseGrant, LeaseId, Lock, LockEntry, Mode, Refusal, Reply, Revision, Unlock, View,
+};
 use tenure_replica::{Consistency, Failure};
 use tonic::transport::server::TcpConnectInfo;
 use tonic::{Request, Response, Status, Streaming};
@@ -39,6 +41,7 @@ use super::observe_election::{Words, observe};
 use super::produced::{Emitter, Produced, produced};
 use super::{Shared, authorize};
 use crate::member::{At, Locked};
+use crate::metrics::Concluded;
 pub(super) use session::Connected;
 pub use session::Sessions;
 pub(crate) use session::asked;
@@ -52,7 +55,6 @@ pub struct TenureLockService(pub Arc<Shared>);
 struct Asked {
     name: Bytes,
     lease: LeaseId,
-    holder: Bytes,
     mode: Mode,
 }
 
@@ -71,8 +73,11 @@ impl LockService for TenureLockService {
 
     async fn unlock(&self, request: Request<UnlockRequest>) -> Result<Response<UnlockResponse>, Status> {
         authorize("Unlock", request.metadata())?;
-        let UnlockRequest { name, more_names, fencing_token } = request.into_inner();
+        let UnlockRequest { name, more_names, fencing_token, lease_id } = request.into_inner();
         let unlock = request::unlock(name, more_names, fencing_token, 0)?;
+        if let Some(lease) = lease_id {
+            self.check_holder(&unlock, lease).await?;
+        }
         let at = self.0.member.submit(Command::Unlock(unlock)).await.map_err(failed)?;
         match at.value {
             Reply::Unlocked { released } => {
@@ -247,7 +252,9 @@ impl LockService for TenureLockService {
             Reply::ForceReleased(entry) => {
                 let name = String::from_utf8_lossy(&name).into_owned();
                 tracing::warn!(name, token = fencing_token, "an operator has taken a lock from its holder");
-                Ok(Response::new(ForceReleaseResponse { header, released: Some(describe::entry(&entry, None)) }))
+                // The lock is released already: a lease that cannot be asked about is left out.
+                let released = self.describe_holder(&entry).await.unwrap_or_else(|_| describe::entry(&entry));
+                Ok(Response::new(ForceReleaseResponse { header, released: Some(released) }))
             }
             other => Err(unexpected(&other)),
         }
@@ -276,8 +283,10 @@ impl LockService for TenureLockService {
         let address = request.extensions().get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
         let shared = self.0.clone();
         let requests = Messages::of(&mut request, shared.config.limits.message_bytes());
-        let pieces = produced(|emitter| session::serve(shared, requests, address, emitter));
-        Ok(framed::respond(pieces, tokio_stream::empty()))
+        let concluded = Concluded::default();
+        let end = concluded.clone();
+        let pieces = produced(|emitter| session::serve(shared, requests, address, end, emitter));
+        Ok(framed::respond(pieces, tokio_stream::empty(), concluded))
     }
 }
 
@@ -289,7 +298,7 @@ impl TenureLockService {
 
     async fn acquire(&self, lock: Box<Lock>, timeout_ms: Option<i64>) -> Result<Response<LockResponse>, Status> {
         let name = lock.name.clone();
-        let asked = Asked { name: name.clone(), lease: lock.lease, holder: lock.holder.clone(), mode: lock.mode };
+        let asked = Asked { name: name.clone(), lease: lock.lease, mode: lock.mode };
         match timeout_ms {
             None | Some(0) => self.answer(asked, self.0.member.lock(lock).await).await,
             Some(timeout_ms) => {
@@ -321,7 +330,7 @@ impl TenureLockService {
             }
             Locked::Held(reply) => reply,
         };
-        let signature = self.signature(&asked, &reply).await?;
+        let signature = self.signature(&asked, reply.token).await?;
         Ok(Response::new(LockResponse {
             header,
             signature,
@@ -335,31 +344,38 @@ impl TenureLockService {
         }))
     }
 
-    /// Empty unless this cluster signs.
-    async fn signature(&self, asked: &Asked, reply: &LockReply) -> Result<String, Status> {
-        let Some(keyring) = self.0.process_wide.keyring.as_ref().filter(|_| asked.mode.fences()) else {
+    /// Empty unless this cluster signs, and for a mode that fences no writes.
+    async fn signature(&self, asked: &Asked, token: Revision) -> Result<String, Status> {
+        if self.0.process_wide.keyring.is_none() || !asked.mode.fences() {
             return Ok(String::new());
-        };
+        }
+        let signed = sign::sign_standing(&self.0, &asked.name, asked.lease, token).await?;
+        Ok(signed.map_or(String::new(), |(_, signature)| signature))
+    }
+
+    /// Refuses an unlock of somebody else's grant. A token belongs to one lease for good, so what is seen here holds
+    /// when the unlock is applied.
+    async fn check_holder(&self, unlock: &Unlock, lease: LeaseId) -> Result<(), Status> {
         let at = self.0.member.view(Consistency::Linearizable).await.map_err(failed)?;
-        let Some(lease) = at.value.lease(asked.lease) else { return Ok(String::new()) };
-        let holder = if asked.holder.is_empty() { &lease.client[..] } else { &asked.holder[..] };
-        let grant = sign::Grant {
-            cluster: self.0.identity().cluster,
-            name: &asked.name,
-            slot: matches!(asked.mode, Mode::Slots(_)).then_some(reply.slot),
-            token: reply.token,
-            holder,
-            ttl_ms: lease.ttl_ms,
-        };
-        Ok(sign::sign(keyring, &grant))
+        let is_free = |name: &Bytes| at.value.lock_counts(name).1 == 0;
+        let is_own = |name: &Bytes| at.value.lock_grant(&entry_key(name, lease), unlock.token).is_some();
+        match unlock.names.iter().all(|name| is_free(name) || is_own(name)) {
+            true => Ok(()),
+            false => Err(errors::NOT_THE_HOLDER.into()),
+        }
+    }
+
+    /// An entry as it is now, with the time that is left of its lease.
+    async fn describe_holder(&self, entry: &LockEntry) -> Result<Holder, Status> {
+        let member = &self.0.member;
+        let view = member.view(Consistency::Linearizable);
+        let (at, times) = tokio::try_join!(view, member.lease_times(vec![entry.lease])).map_err(failed)?;
+        Ok(describe::entry_in(&at.value, entry, times.value.first().and_then(Option::as_ref)))
     }
 
     async fn busy<T>(&self, at: &At<T>, busy: BusyReply) -> Result<Response<LockResponse>, Status> {
         let holder = match &busy.holder {
-            Some(entry) => {
-                let time = self.0.member.lease_times(vec![entry.lease]).await.map_err(failed)?.value.pop().flatten();
-                Some(describe::entry(entry, time.as_ref()))
-            }
+            Some(entry) => Some(self.describe_holder(entry).await?),
             None => None,
         };
         Ok(Response::new(LockResponse {
@@ -416,7 +432,10 @@ fn header_at(shared: &Shared, revision: Revision, raft_term: u64) -> Option<Head
 /// In the words of this service: a refusal says what to do about it.
 fn failed(failure: Failure) -> Status {
     match failure {
-        Failure::Refused(Refusal::Deadlock { cycle }) => Status::failed_precondition(format!("deadlock: {cycle}")),
+        // Refusals whose words say what is held.
+        Failure::Refused(
+            refusal @ (Refusal::Deadlock { .. } | Refusal::DeadlockUnknown { .. } | Refusal::OtherMode { .. }),
+        ) => Status::failed_precondition(refusal.to_string()),
         Failure::EntryEnded(cause) => {
             Status::failed_precondition(format!("the place in the queue is gone: {}", describe::end_in_words(cause)))
         }

@@ -29,7 +29,7 @@ use tenure_api::tenure::v1::{
 };
 use tenure_machine::lock::entry_key;
 use tenure_machine::{BusyReply, Command, LeaseGrant, LeaseId, Leave, LockReply, Mode, Reply, Unlock};
-use tenure_replica::{Answered, CallId, Consistency, Failure, Input, SessionNotice};
+use tenure_replica::{Answered, CallId, Consistency, Failure, Input, Read, SessionNotice};
 use tokio::time::{Instant, Sleep};
 use tonic::{Code, Status};
 
@@ -39,6 +39,8 @@ use super::request::AskedLock;
 use super::{describe, failed, header, request, sign};
 use crate::calls::{OpenSession, SessionMail};
 use crate::member::At;
+use crate::metrics::Concluded;
+use crate::metrics::sessions::{Carrier, Done};
 use crate::services::framed::Messages;
 use crate::services::produced::Emitter;
 use crate::services::{Shared, errors};
@@ -96,6 +98,7 @@ pub async fn serve(
     shared: Arc<Shared>,
     mut requests: Messages,
     address: Option<SocketAddr>,
+    concluded: Concluded,
     mut emitter: Emitter<Result<Bytes, Status>>,
 ) {
     let mut session = match open(shared, &mut requests, address).await {
@@ -106,6 +109,9 @@ pub async fn serve(
     let mut alarm = pin!(tokio::time::sleep_until(session.next_wake()));
     loop {
         let step = poll_fn(|context| session.poll(&mut requests, alarm.as_mut(), context)).await;
+        if session.closed || matches!(step, Ok(Flow::Ended)) {
+            concluded.set();
+        }
         if !session.told.is_empty() {
             emitter.emit(Ok(session.told.take())).await;
         }
@@ -169,9 +175,22 @@ struct UnderWay {
 }
 
 enum What {
-    Lock { name: Bytes, mode: Mode, holder: Bytes, joiner: u128, timeout: Option<Instant> },
+    Lock {
+        name: Bytes,
+        mode: Mode,
+        holder: Bytes,
+        joiner: u128,
+        timeout: Option<Instant>,
+    },
     Unlock,
-    Renew { came: Instant },
+    Renew {
+        came: Instant,
+    },
+    /// A grant whose entry is looked up before it is signed and told.
+    Sign {
+        name: Bytes,
+        reply: LockReply,
+    },
     Close,
 }
 
@@ -304,6 +323,13 @@ impl Session {
 
     fn take(&mut self, asked: Asked) -> Result<(), Status> {
         let Asked { number, what } = asked;
+        if let (0, AskedFor::Other(request)) = (number, &what)
+            && let Some(Request::Renew(_)) = **request
+        {
+            // The one request that needs no number, because its answer needs none.
+            self.renew(0);
+            return Ok(());
+        }
         if number <= self.number {
             let text = format!("request {number} comes after {}: numbers must grow", self.number);
             return Err(Status::invalid_argument(text));
@@ -325,12 +351,7 @@ impl Session {
 
     fn take_other(&mut self, number: u64, request: Option<Request>) -> Result<(), Status> {
         match request {
-            Some(Request::Renew(_)) => {
-                self.shared.process_wide.sessions.seen(self.lease);
-                let (lease, epoch) = (self.lease, self.epoch);
-                let what = What::Renew { came: Instant::now() };
-                self.call(number, what, |call| Input::KeepAlive { call, lease, epoch });
-            }
+            Some(Request::Renew(_)) => self.renew(number),
             Some(Request::Cancel(asked)) => {
                 if let Some(call) = self.call_of(asked.number) {
                     self.give_up(call, Code::Cancelled, "cancelled");
@@ -341,12 +362,19 @@ impl Session {
                 self.call(number, What::Close, |call| Input::Propose { call, command });
             }
             Some(Request::Open(_)) => return Err(Status::invalid_argument("this stream has its session already")),
-            // Locks and unlocks are no others.
+            // `take` has handled locks and unlocks.
             Some(Request::Lock(_) | Request::Unlock(_)) | None => {
                 return Err(Status::invalid_argument("an empty request"));
             }
         }
         Ok(())
+    }
+
+    fn renew(&mut self, number: u64) {
+        self.shared.process_wide.sessions.seen(self.lease);
+        let (lease, epoch) = (self.lease, self.epoch);
+        let what = What::Renew { came: Instant::now() };
+        self.call(number, what, |call| Input::KeepAlive { call, lease, epoch });
     }
 
     fn lock(&mut self, number: u64, mut asked: AskedLock) {
@@ -377,7 +405,7 @@ impl Session {
     }
 
     fn call(&mut self, number: u64, what: What, input: impl FnOnce(CallId) -> Input) {
-        if !matches!(what, What::Renew { .. } | What::Unlock | What::Close) && self.shared.member.is_overloaded() {
+        if matches!(what, What::Lock { .. }) && self.shared.member.is_overloaded() {
             return self.refuse(number, &failed(Failure::Overloaded));
         }
         let call = self.stream.open_call();
@@ -431,20 +459,32 @@ impl Session {
 
     fn answer(&mut self, number: u64, what: What, result: Result<Answered, Failure>) -> Result<(), Status> {
         match (what, result) {
-            (What::Lock { name, mode, holder, .. }, Ok(Answered::Lock(reply))) => {
-                let granted = SessionGranted {
-                    fencing_token: reply.token,
-                    renewed: reply.renewed,
-                    slot: reply.slot,
-                    signature: self.signature(&name, mode, &holder, &reply),
-                };
-                self.tell(number, Response::Granted(granted));
+            // The entry was there before, perhaps in another mode and for another holder: it is looked up.
+            (What::Lock { name, .. }, Ok(Answered::Lock(reply))) if reply.renewed && self.signs() => {
+                let (read, consistency) = (Read::View, Consistency::Serializable);
+                self.call(number, What::Sign { name, reply }, |call| Input::Read { call, read, consistency });
             }
+            (What::Lock { name, mode, holder, .. }, Ok(Answered::Lock(reply))) => {
+                let signature = self.signature(&name, mode, &holder, &reply);
+                self.tell_granted(number, &reply, signature);
+            }
+            (What::Sign { name, reply }, Ok(Answered::View(view))) => match view.lock_grant(&reply.key, reply.token) {
+                Some(entry) => {
+                    let signature = self.signature(&name, entry.mode, &entry.holder, &reply);
+                    self.tell_granted(number, &reply, signature);
+                }
+                // Its loss has been told already: a grant behind it would look like a new one.
+                None => self.refuse(number, &errors::NOT_THE_HOLDER.into()),
+            },
+            // It is held all the same, and can be signed by Sign.
+            (What::Sign { reply, .. }, Err(_)) => self.tell_granted(number, &reply, String::new()),
             (_, Ok(Answered::Reply(Reply::Busy(busy)))) => self.tell_busy(number, Code::Aborted, "busy", &busy),
             (_, Ok(Answered::Reply(Reply::Unlocked { released }))) => {
+                self.count(Done::Unlocked);
                 self.tell(number, Response::Unlocked(SessionUnlocked { released }));
             }
             (What::Renew { came }, Ok(Answered::KeptAlive { ttl_ms: Some(ttl_ms) })) => {
+                self.count(Done::Renewed);
                 (self.renewed_at, self.ttl_ms, self.is_warned) = (came, ttl_ms, false);
                 self.tell(number, Response::Renewed(SessionRenewed { ttl_ms: ttl_ms as i64 }));
             }
@@ -456,19 +496,40 @@ impl Session {
             }
             (_, Ok(other)) => return Err(Status::internal(format!("an unexpected answer: {other:?}"))),
             (What::Renew { .. } | What::Close, Err(failure)) => return Err(failed(failure)),
-            (_, Err(failure)) => self.refuse(number, &failed(failure)),
+            (What::Unlock, Err(failure)) => {
+                self.count(Done::UnlockRefused);
+                self.refuse(number, &failed(failure));
+            }
+            (_, Err(failure)) => {
+                self.count(Done::LockRefused);
+                self.refuse(number, &failed(failure));
+            }
         }
         Ok(())
     }
 
-    /// Empty unless this cluster signs.
+    fn tell_granted(&mut self, number: u64, reply: &LockReply, signature: String) {
+        self.count(Done::LockGranted);
+        let LockReply { token: fencing_token, renewed, slot, .. } = *reply;
+        self.tell(number, Response::Granted(SessionGranted { fencing_token, renewed, slot, signature }));
+    }
+
+    fn count(&self, done: Done) {
+        self.shared.counters.session(Carrier::Grpc, done);
+    }
+
+    fn signs(&self) -> bool {
+        self.shared.process_wide.keyring.is_some()
+    }
+
+    /// Empty unless this cluster signs. `mode` and `holder` are those of the entry.
     fn signature(&self, name: &[u8], mode: Mode, holder: &[u8], reply: &LockReply) -> String {
-        let Some(keyring) = self.shared.process_wide.keyring.as_ref().filter(|_| mode.fences()) else {
-            return String::new();
-        };
-        let slot = matches!(mode, Mode::Slots(_)).then_some(reply.slot);
-        let (cluster, token) = (self.shared.identity().cluster, reply.token);
-        sign::sign(keyring, &sign::Grant { cluster, name, slot, token, holder, ttl_ms: self.ttl_ms })
+        let Some(keyring) = self.shared.process_wide.keyring.as_ref() else { return String::new() };
+        let LockReply { token, slot, .. } = *reply;
+        let cluster = self.shared.identity().cluster;
+        let holder = if holder.is_empty() { &self.client[..] } else { holder };
+        let expires_at_ms = sign::expires_after_renewal(self.ttl_ms, self.renewed_at.elapsed());
+        sign::sign(keyring, &sign::Grant { cluster, name, slot, token, holder, mode, expires_at_ms })
     }
 
     /// A Lock whose time is up, or that nobody wants any more, leaves its queues.
@@ -508,7 +569,8 @@ impl Session {
     }
 
     fn tell_busy(&mut self, number: u64, code: Code, message: &str, busy: &BusyReply) {
-        let holder = busy.holder.as_ref().map(|entry| describe::entry(entry, None));
+        self.count(Done::LockRefused);
+        let holder = busy.holder.as_ref().map(|entry| describe::entry(entry));
         let refused =
             SessionRefused { code: code.into(), message: message.to_owned(), holder, waiting: busy.waiting as u64 };
         self.tell(number, Response::Refused(Box::new(refused)));

@@ -180,7 +180,7 @@ fn told(event: &tenure_replica::LockEvent, filter: &Filter) -> Option<LockEvent>
         r#type: kind.into(),
         name: describe::text(&event.name),
         revision: event.revision,
-        holder: event.holder.as_ref().map(|entry| describe::entry(entry, None)),
-        prev: event.ended.as_ref().filter(|_| filter.prev).map(|ended| describe::entry(ended, None)),
+        holder: event.holder.as_ref().map(|entry| describe::entry(entry)),
+        prev: event.ended.as_ref().filter(|_| filter.prev).map(|ended| describe::entry(ended)),
     })
 }

@@ -52,7 +52,7 @@ pub fn switch<B>(request: &Request<B>) -> Result<Response<HttpBody>, Unfit> {
     if request.version() != Version::HTTP_11 {
         return Err(Unfit::HttpVersion);
     }
-    if !names(headers, &UPGRADE, "websocket") || !names(headers, &CONNECTION, "upgrade") {
+    if !is_asked(headers) {
         return Err(Unfit::NotAsked);
     }
     if headers.get(SEC_WEBSOCKET_VERSION).is_none_or(|version| version != VERSION) {
@@ -67,6 +67,11 @@ pub fn switch<B>(request: &Request<B>) -> Result<Response<HttpBody>, Unfit> {
     headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(SEC_WEBSOCKET_ACCEPT, accept);
     Ok(response)
+}
+
+/// Whether a request asks to become a WebSocket.
+pub fn is_asked(headers: &HeaderMap) -> bool {
+    names(headers, &UPGRADE, "websocket") && names(headers, &CONNECTION, "upgrade")
 }
 
 /// Whether one of the words of a header, which may be there several times, is this one.

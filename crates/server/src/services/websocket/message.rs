@@ -21,6 +21,8 @@ pub struct Request {
     pub pair: Pair,
     /// Always there in an acquire.
     pub ttl_ms: Option<u64>,
+    /// Of an acquire: how long to wait. `None` = until it is granted or given up, 0 = not at all.
+    pub timeout_ms: Option<u64>,
     pub token: Option<Revision>,
     pub id: Option<RequestId>,
 }
@@ -79,7 +81,14 @@ fn read_fields(fields: &Map<String, Value>) -> Result<Request, String> {
         (CommandType::Acquire, _) | (_, None) => None,
         (_, Some(token)) => Some(fencing_token(token)?),
     };
-    Ok(Request { command, pair, ttl_ms, token, id: None })
+    let timeout_ms = match (command, present(fields, "timeout")) {
+        (CommandType::Release | CommandType::Renew, _) | (_, None) => None,
+        (CommandType::Acquire, Some(timeout)) => {
+            let timeout_ms = timeout.as_u64().filter(|timeout_ms| *timeout_ms <= machine::LEASE_TTL_MS);
+            Some(timeout_ms.ok_or("timeout must be a whole number of milliseconds, 0 to try once")?)
+        }
+    };
+    Ok(Request { command, pair, ttl_ms, timeout_ms, token, id: None })
 }
 
 /// A field that is null is not there.
@@ -216,6 +225,8 @@ mod tests {
             (r#"{"commandType":1,"key":"k","clientId":"a","ttl":-1}"#, "at least 500"),
             (r#"{"commandType":1,"key":"k","clientId":"a","ttl":"500"}"#, "whole number"),
             (r#"{"commandType":1,"key":"k","clientId":"a","ttl":9000000000001}"#, "at most"),
+            (r#"{"commandType":1,"key":"k","clientId":"a","ttl":500,"timeout":-1}"#, "timeout must be"),
+            (r#"{"commandType":1,"key":"k","clientId":"a","ttl":500,"timeout":"1s"}"#, "timeout must be"),
             (r#"{"commandType":1,"key":"k","clientId":"a","ttl":500,"requestId":{}}"#, "a string or a number"),
             (r#"{"commandType":2,"key":"k","clientId":"a","fencingToken":"x"}"#, "fencingToken must be"),
             (&wide, "key is longer than 1024 bytes"),

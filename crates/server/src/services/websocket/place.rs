@@ -21,6 +21,8 @@ pub struct Place {
     pub ttl_ms: u64,
     /// The entry was there before this connection.
     pub is_adopted: bool,
+    /// When it stops to wait for its turn.
+    pub give_up_at: Option<Instant>,
     /// How often the way from the lease to the queue was begun.
     pub attempts: u32,
     /// Events go to a client that gave one.
@@ -59,6 +61,7 @@ impl Place {
             epoch: 0,
             ttl_ms: request.ttl_ms.unwrap_or(0),
             is_adopted: false,
+            give_up_at: request.timeout_ms.map(|timeout_ms| Instant::now() + Duration::from_millis(timeout_ms)),
             attempts: 0,
             request_id: request.id.clone(),
             first: request,
@@ -73,10 +76,23 @@ impl Place {
         matches!(self.stage, Stage::Queued { .. } | Stage::Held { is_renewing: false, .. })
     }
 
+    /// While it waits: when there is something to do, at `at` at the latest.
+    pub fn due_by(&self, at: Instant) -> Instant {
+        self.give_up_at.map_or(at, |give_up_at| give_up_at.min(at))
+    }
+
     /// Once granted.
     pub fn token(&self) -> Option<Revision> {
         match self.stage {
             Stage::Confirming { token } | Stage::Held { token, .. } => Some(token),
+            _ => None,
+        }
+    }
+
+    /// When the renewal that the server confirmed last was sent.
+    pub fn renewed_at(&self) -> Option<Instant> {
+        match self.stage {
+            Stage::Held { renewed_at, .. } => Some(renewed_at),
             _ => None,
         }
     }

@@ -17,7 +17,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tenure_machine::{Command, LeaseId, Revision, Unlock};
+use tenure_machine::{Command, LeaseId, Mode, Revision, Unlock};
 use tenure_replica::{CallId, Failure, Input, SessionNotice};
 use tokio::time::Instant;
 
@@ -26,6 +26,8 @@ use super::message::{CommandType, FencingToken, Request, RequestId, Told, Unread
 use super::place::{Place, PlaceId, Stage};
 use crate::calls::{OpenSession, SessionMail};
 use crate::member::Member;
+use crate::metrics::Counters;
+use crate::metrics::sessions::{Carrier, Done};
 use crate::services::ProcessWide;
 use crate::services::tenure_lock::Connected;
 use crate::services::tenure_lock::describe::{end_in_words, now_unix_ms};
@@ -49,6 +51,7 @@ pub struct Session {
     member: Member,
     process_wide: Arc<ProcessWide>,
     claims: Arc<Claims>,
+    counters: Arc<Counters>,
     stream: OpenSession,
     connected: Connected,
     most_places: usize,
@@ -111,6 +114,7 @@ impl Session {
         member: Member,
         process_wide: Arc<ProcessWide>,
         claims: Arc<Claims>,
+        counters: Arc<Counters>,
         address: Option<SocketAddr>,
         most_places: usize,
     ) -> Result<Session, Failure> {
@@ -122,6 +126,7 @@ impl Session {
             member,
             process_wide,
             claims,
+            counters,
             stream,
             connected,
             most_places,
@@ -197,7 +202,14 @@ impl Session {
             match place.stage {
                 Stage::Claiming if self.claims.claim(&place.pair, self.stream.stream) => self.begin(id),
                 Stage::Claiming => self.end(id, ELSEWHERE),
-                Stage::Queued { .. } => self.keep_alive(id, What::KeepQueued { sent: now }),
+                Stage::Queued { .. } if place.give_up_at.is_some_and(|give_up_at| give_up_at <= now) => {
+                    self.time_out(id);
+                }
+                Stage::Queued { .. } => {
+                    let give_up_at = place.give_up_at;
+                    self.keep_alive(id, What::KeepQueued { sent: now });
+                    give_up_at.into_iter().for_each(|give_up_at| self.set_due(id, give_up_at));
+                }
                 Stage::Confirming { .. } => self.keep_alive(id, What::Confirm { sent: now }),
                 Stage::Held { renewed_at, .. } => self.warn(id, renewed_at),
                 Stage::Entering | Stage::Asking { .. } | Stage::Releasing => {}
@@ -311,6 +323,23 @@ impl Session {
             self.refuse(&place.first, "given up by a release");
         }
         self.confirm_release(request.id.as_ref(), &place.pair.key, 0);
+    }
+
+    /// The client does not want to wait any longer.
+    fn time_out(&mut self, id: PlaceId) {
+        let Some(place) = self.places.get(&id) else { return };
+        let lease = place.lease;
+        if let Stage::Queued { call } = place.stage {
+            self.under_way.remove(&call);
+        }
+        self.propose(id, What::Nothing, Command::LeaseRevoke { lease });
+        let Some(place) = self.remove(id) else { return };
+        self.count(Done::LockRefused);
+        let error = format!("not granted within {} ms", place.first.timeout_ms.unwrap_or(0));
+        self.refuse(&place.first, &error);
+        for request in place.deferred {
+            self.ask(request);
+        }
     }
 
     /// The unlock hands the lock over; the lease goes behind it. Both are put to the replica in this
@@ -429,16 +458,23 @@ impl Session {
         self.tell(&Told { success: Some(true), fencing_token, request_id, ..Told::default() });
     }
 
-    /// What is held from now on for a whole TTL, signed for as long if this cluster signs.
+    /// Tells a grant or a renewal, signed for as long as the lease has time left if this cluster signs.
     fn vouch(&mut self, id: PlaceId, request_id: Option<&RequestId>, key: &str, token: Revision) {
         let (keyring, place) = (self.process_wide.keyring.as_ref(), self.places.get(&id));
         let signature = keyring.zip(place).map(|(keyring, place)| {
             let (name, holder) = (key.as_bytes(), place.pair.client.as_bytes());
             let cluster = self.member.status().cluster;
-            sign::sign(keyring, &sign::Grant { cluster, name, slot: None, token, holder, ttl_ms: place.ttl_ms })
+            let since = place.renewed_at().map_or(Duration::ZERO, |renewed_at| renewed_at.elapsed());
+            let expires_at_ms = sign::expires_after_renewal(place.ttl_ms, since);
+            let mode = Mode::Exclusive;
+            sign::sign(keyring, &sign::Grant { cluster, name, slot: 0, token, holder, mode, expires_at_ms })
         });
         let fencing_token = Some(FencingToken { key, value: token, signature: signature.unwrap_or_default() });
         self.tell(&Told { success: Some(true), fencing_token, request_id, ..Told::default() });
+    }
+
+    pub(super) fn count(&self, done: Done) {
+        self.counters.session(Carrier::WebSocket, done);
     }
 
     fn fail(&mut self, request_id: Option<&RequestId>, key: &str, error: &str) {

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tenure_machine::lock::entry_key;
-use tenure_machine::{Command, LeaseGrant, Lock, Refusal, Reply, Revision, View};
+use tenure_machine::{BusyReply, Command, LeaseGrant, Lock, LockEntry, Refusal, Reply, Revision, View};
 use tenure_replica::{Answered, Consistency, Failure, Input, Read};
 use tokio::time::Instant;
 
 use super::{Found, NOT_HELD, RESUMED, Session, What};
+use crate::metrics::sessions::Done;
 use crate::services::tenure_lock::describe::end_in_words;
 use crate::services::websocket::message::{CommandType, RequestId, Told};
 use crate::services::websocket::place::{PlaceId, Stage};
@@ -54,6 +55,7 @@ impl Session {
                 self.set_stage(id, Stage::Confirming { token: reply.token }, None);
                 self.keep_alive(id, What::Confirm { sent: Instant::now() });
             }
+            (What::Lock, Ok(Answered::Reply(Reply::Busy(busy)))) => self.busy(id, &busy),
             (What::Lock, Err(failure)) => self.not_granted(id, &failure),
             (What::Confirm { sent }, Ok(Answered::KeptAlive { ttl_ms: Some(_) })) => self.granted(id, sent),
             (What::KeepQueued { sent }, Ok(_)) => self.keep_on(id, sent),
@@ -106,7 +108,10 @@ impl Session {
         let Some(known) = view.lease(place.lease) else {
             return match place.first.command {
                 CommandType::Acquire => self.begin_again(id),
-                CommandType::Release | CommandType::Renew => self.end(id, NOT_HELD),
+                CommandType::Release | CommandType::Renew => {
+                    let error = not_held(&view.busy(place.pair.key.as_bytes()));
+                    self.end(id, &error);
+                }
             };
         };
         if known.client[..] != *place.pair.client.as_bytes() {
@@ -163,6 +168,7 @@ impl Session {
         let Some(place) = self.places.get(&id) else { return };
         let (lease, is_adopted) = (place.lease, place.is_adopted);
         let lock = Box::new(Lock {
+            try_once: place.first.timeout_ms == Some(0),
             name: Bytes::copy_from_slice(place.pair.key.as_bytes()),
             lease,
             call: self.member.draw_call(),
@@ -182,7 +188,7 @@ impl Session {
     pub(super) fn queued(&mut self, id: PlaceId, ahead: usize) {
         let Some(place) = self.places.get(&id) else { return };
         let Stage::Asking { call } = place.stage else { return };
-        let due = Instant::now() + place.third();
+        let due = place.due_by(Instant::now() + place.third());
         self.set_stage(id, Stage::Queued { call }, Some(due));
         self.tell_event(id, Told { event: Some("queued"), ahead: Some(ahead), ..Told::default() });
         self.settle(id);
@@ -191,7 +197,7 @@ impl Session {
     fn keep_on(&mut self, id: PlaceId, sent: Instant) {
         let Some(place) = self.places.get(&id) else { return };
         if let Stage::Queued { .. } = place.stage {
-            let due = sent + place.third();
+            let due = place.due_by(sent + place.third());
             self.set_due(id, due);
         }
     }
@@ -202,8 +208,24 @@ impl Session {
         let (key, request_id) = (place.pair.key.clone(), place.request_id.clone());
         self.set_stage(id, Stage::Held { token, renewed_at: sent, is_renewing: false }, None);
         self.expect_warning(id, sent);
+        self.count(Done::LockGranted);
         self.vouch(id, request_id.as_ref(), &key, token);
         self.settle(id);
+    }
+
+    /// It was not to wait, and another client is in the way.
+    fn busy(&mut self, id: PlaceId, busy: &BusyReply) {
+        let Some(place) = self.places.get(&id) else { return };
+        let (lease, is_adopted) = (place.lease, place.is_adopted);
+        if !is_adopted {
+            self.propose(id, What::Nothing, Command::LeaseRevoke { lease });
+        }
+        self.count(Done::LockRefused);
+        let error = match &busy.holder {
+            Some(holder) => format!("busy: {} holds it, {} wait", name_of_holder(holder), busy.waiting),
+            None => format!("busy: {} wait", busy.waiting),
+        };
+        self.end(id, &error);
     }
 
     /// A lease that was made for this alone goes with it; one that was adopted has its own time.
@@ -215,6 +237,7 @@ impl Session {
             let lease = place.lease;
             self.propose(id, What::Nothing, Command::LeaseRevoke { lease });
         }
+        self.count(Done::LockRefused);
         match failure {
             Failure::Refused(Refusal::SessionResumed) => self.end(id, RESUMED),
             failure => self.end(id, &in_words(failure)),
@@ -228,6 +251,7 @@ impl Session {
         *renewed_at = sent.max(*renewed_at);
         let (token, renewed_at) = (*token, *renewed_at);
         self.expect_warning(id, renewed_at);
+        self.count(Done::Renewed);
         self.vouch(id, request_id, key, token);
         self.end_renewal(id);
     }
@@ -249,12 +273,14 @@ impl Session {
     ) {
         let error = match result {
             Ok(Answered::Reply(Reply::Unlocked { released: true })) => {
+                self.count(Done::Unlocked);
                 return self.confirm_release(request_id, key, token);
             }
             Ok(_) | Err(Failure::Refused(Refusal::NotTheHolder)) => NOT_HELD.to_owned(),
             Err(Failure::Refused(Refusal::SessionResumed)) => RESUMED.to_owned(),
             Err(failure) => in_words(&failure),
         };
+        self.count(Done::UnlockRefused);
         if request_id.is_some() {
             self.fail(request_id, key, &error);
         }
@@ -292,10 +318,25 @@ pub(super) fn too_long(asked_ms: Option<u64>, granted_ms: u64) -> Option<String>
     Some(format!("ttl {asked_ms} is longer than the {granted_ms} ms of its acquire: release it and acquire it again"))
 }
 
+/// What is said to a client that gives back or renews what it does not hold.
+fn not_held(busy: &BusyReply) -> String {
+    match &busy.holder {
+        Some(holder) => format!("{NOT_HELD} by this client: {} holds it", name_of_holder(holder)),
+        None => NOT_HELD.to_owned(),
+    }
+}
+
+fn name_of_holder(holder: &LockEntry) -> String {
+    match holder.holder.is_empty() {
+        true => "another client".to_owned(),
+        false => format!("{:?}", String::from_utf8_lossy(&holder.holder)),
+    }
+}
+
 fn in_words(failure: &Failure) -> String {
     match failure {
         Failure::EntryEnded(cause) => format!("the place in the queue is gone: {}", end_in_words(*cause)),
-        Failure::TimedOut | Failure::LeaderChanged => format!("{failure}: whether it was done is not known"),
+        Failure::TimedOut | Failure::OutcomeUnknown => format!("{failure}: whether it was done is not known"),
         failure => failure.to_string(),
     }
 }
