@@ -16,6 +16,7 @@
 
 use std::collections::BTreeMap;
 
+use raft::eraftpb::Message;
 use tenure_machine::{Alarm, AlarmChange, AlarmKind, Command, MemberId, level};
 
 use crate::propose::Waits;
@@ -272,9 +273,28 @@ impl Replica {
         }
         if self.is_leader() {
             self.end_reseed(Err(Failure::Leading));
-        } else if self.installing.is_none() {
+        } else if self.installing.is_none() && self.is_log_committed() {
             let _ = self.node.request_snapshot();
         }
+    }
+
+    /// Whether this member knows that its whole log is committed. Raft asks for a snapshot that goes up to the end of the
+    /// log, because what was acknowledged must not be lost, and answers no append until it has come. The leader can
+    /// write such a snapshot only when all of that is committed, and it might need this member's answers to get there.
+    fn is_log_committed(&self) -> bool {
+        let log = &self.node.raft.raft_log;
+        log.committed == log.last_index()
+    }
+
+    /// Whether an append is dropped, as if it were lost, so that the log of a member that wants a new state can become
+    /// committed to its end while others write. It is for two election timeouts in every four: the leader may have
+    /// missed an acknowledgement that only a repeated append brings.
+    pub(crate) fn holds_log_still(&self, message: &Message) -> bool {
+        let Some(reseed) = self.compares.reseed.as_ref().filter(|_| !self.wants_state()) else { return false };
+        let turn_ms = 2 * self.config.election_max_ms;
+        let is_still = (self.running_ms() - reseed.since_ms) / turn_ms % 2 == 0;
+        let last = self.node.raft.raft_log.last_index();
+        is_still && message.entries.last().is_some_and(|entry| entry.index > last)
     }
 
     /// Whether raft has asked the leader for a snapshot of a state that this member has passed already.

@@ -50,7 +50,9 @@ impl Replica {
                 // To raft such questions have no term.
                 message.term = 0;
             }
-            if message.msg_type() == MessageType::MsgAppend && self.stop_before_later_level(&message) {
+            if message.msg_type() == MessageType::MsgAppend
+                && (self.holds_log_still(&message) || self.stop_before_later_level(&message))
+            {
                 return;
             }
             let (kind, term, index, commit) = (message.msg_type(), message.term, message.index, message.commit);

@@ -111,3 +111,30 @@ fn a_leader_is_not_reseeded() {
     cluster.run(50);
     assert_eq!(cluster.outcomes[&call], Some(Failure::Leading));
 }
+
+/// A leader can write a snapshot only of what is committed. Members that ask for one answer no append, so they must not
+/// ask while the leader needs their answers.
+#[test]
+fn all_followers_may_be_reseeded_at_once_under_load() {
+    for seed in 9..15 {
+        let mut cluster = Cluster::new(seed, config());
+        let leader = cluster.wait_for_leader();
+        let followers: Vec<MemberId> = [1, 2, 3].into_iter().filter(|member| *member != leader).collect();
+        let mut calls = Vec::new();
+        for round in 0..40 {
+            cluster.put(leader);
+            if round == 20 {
+                let reseed = |member: &MemberId| cluster.ask(*member, Asked::Other, |call| Input::Reseed { call });
+                calls = followers.iter().map(reseed).collect();
+            }
+            cluster.run(1);
+        }
+        cluster.run_until("they have the leader's state", |cluster| {
+            calls.iter().all(|call| cluster.outcomes.contains_key(call))
+        });
+        assert!(calls.iter().all(|call| cluster.outcomes[call].is_none()), "seed {seed}");
+        let put = cluster.put(leader);
+        cluster.run(500);
+        assert_eq!(cluster.outcomes[&put], None, "seed {seed}");
+    }
+}
