@@ -10,24 +10,33 @@ use support::cluster::Cluster;
 use support::place::soon;
 use support::tenure;
 use tenure_client::{AlarmKind, Client};
-use tenure_storage::{Entry, Opened, Options, OsDisk, Store};
+use tenure_machine::snapshot::{Restore, chunks};
+use tenure_machine::{Command, Envelope, Put};
+use tenure_storage::{Opened, Options, OsDisk, Recovered, Store};
 
-/// Puts another value of the same length into the log of a member that is stopped, as a bug or a bit that flipped
-/// before the checksum was taken would.
-fn change_log(directory: &Path, from: &[u8], to: &[u8]) {
-    assert_eq!(from.len(), to.len());
-    let Ok(Opened::Existing(mut store, recovered)) = Store::open(OsDisk::default(), directory, Options::default())
-    else {
+/// Begins the state of a stopped member with a key that the others do not have, as a bug would. Its identity, its vote
+/// and its log stay as they are, and every checksum is right.
+fn change_state(directory: &Path) {
+    let Ok(Opened::Existing(store, recovered)) = Store::open(OsDisk::default(), directory, Options::default()) else {
         panic!("the directory is a member's")
     };
-    let find = |entry: &Entry| entry.data.windows(from.len()).position(|window| window == from);
-    let place = recovered.entries.iter().position(|entry| find(entry).is_some()).expect("the value is in the log");
-    let mut entries: Vec<Entry> = recovered.entries[place..].to_vec();
-    let offset = find(&entries[0]).expect("just found");
-    let mut data = entries[0].data.to_vec();
-    data[offset..offset + to.len()].copy_from_slice(to);
-    entries[0].data = Bytes::from(data);
-    store.append(None, &entries, true).unwrap();
+    let mut restore = Restore::new();
+    for chunk in store.snapshot_reader().unwrap() {
+        restore.chunk(&chunk.unwrap()).unwrap();
+    }
+    let mut machine = restore.finish().unwrap();
+    store.close().unwrap();
+    let Recovered { identity, hard_state, snapshot, entries, .. } = recovered;
+    let (key, value) = (Bytes::from("only here"), Bytes::from("value"));
+    let put = Put { key, value, lease: 0, prev_kv: false, ignore_value: false, ignore_lease: false };
+    let envelope = Envelope { wall_ms: 0, origin: None, command: Command::Put(put) };
+    machine.apply(snapshot.index, snapshot.term, &envelope);
+    std::fs::remove_dir_all(directory).unwrap();
+    let Ok(Opened::Empty(blank)) = Store::open(OsDisk::default(), directory, Options::default()) else {
+        panic!("nothing is there any more")
+    };
+    let (mut store, _) = blank.initialise(identity, snapshot, chunks(machine.view(), 1 << 20)).unwrap();
+    store.append(Some(hard_state), &entries, true).unwrap();
     store.close().unwrap();
 }
 
@@ -45,7 +54,7 @@ async fn a_member_that_differs_is_named_and_takes_a_new_state() {
     let different = (leader + 1) % 3;
     assert_eq!(cluster.servers[different].terminate(), Some(0));
     let directory = cluster.directory().join(format!("n{}", different + 1));
-    change_log(&directory, b"the right value", b"the wrong value");
+    change_state(&directory);
     tokio::task::block_in_place(|| cluster.servers[different].start_again());
 
     let at_it = Client::connect(&cluster.servers[different].address).await.unwrap();

@@ -86,8 +86,9 @@ fn unlocking_needs_the_token_and_the_lease_of_the_holder_or_force() {
     assert_eq!(holding.let_go(), Some(122), "the holder is told that it had lost the lock");
 
     let script = format!("{} unlock a --token $TENURE_TOKEN", env!("CARGO_BIN_EXE_tenure"));
-    let said = place.tenure(&["exec", "a", "--", "sh", "-c", &script]);
-    assert!(said.stdout.contains("released a"), "a command may give its own lock back: {}", said.stderr);
+    let said = place.tenure(&["exec", "a", "--", "sh", "-c", &format!("{script}; sleep 20")]);
+    assert_eq!(said.code, Some(122), "a command that gives its own lock back is stopped: {}", said.stderr);
+    assert!(place.tenure(&["unlock", "a", "--token", "1"]).failed(1).contains("a is free already"));
 
     let mut holding = place.running(&["lock", "a"]);
     let token = holding.line();

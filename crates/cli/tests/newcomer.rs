@@ -66,7 +66,7 @@ fn a_setting_that_cannot_be_is_named_with_its_file_and_key() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("tenure.toml");
     for (text, reason) in [
-        ("listen = \"nohost\"", "listen = \"nohost\": expected ADDRESS:PORT, for example 127.0.0.1:2379"),
+        ("listen = \"nohost\"", "listen = \"nohost\": expected HOST:PORT, for example 127.0.0.1:2379"),
         ("tick = \"10x\"", "tick = \"10x\": invalid duration \"10x\""),
         ("tick = 5", "tick = 5: invalid type"),
         ("log-level = 3", "log-level = 3: expected a text"),

@@ -60,7 +60,7 @@ pub fn encode(envelope: &Envelope, into: &mut Vec<u8>) {
 }
 
 const RAISE_LEVEL: u8 = 19;
-const COMPARE_STATES: u8 = 30;
+const COMPARE_STATES: u8 = 22;
 
 /// The level that an encoded command raises the cluster to; `None` if it is another command. Looks at no more than the
 /// envelope, so it can be asked of every entry.

@@ -344,7 +344,7 @@ fn a_command_of_a_later_release_is_told_apart_from_damage() {
     let mut bytes = Vec::new();
     codec::encode(&Envelope { wall_ms: 7, origin: None, command: Command::RaiseLevel { level: 1 } }, &mut bytes);
     let tag = bytes.len() - 2;
-    for unknown in bytes[tag] + 3..=u8::MAX {
+    for unknown in bytes[tag] + 4..=u8::MAX {
         bytes[tag] = unknown;
         let error = codec::decode(bytes.clone().into()).expect_err("no such command");
         assert_eq!(error, codec::DecodeError::UnknownCommand { tag: unknown });

@@ -84,6 +84,20 @@ impl Replica {
         }
     }
 
+    /// A member that asked for a snapshot of what it had acknowledged already says that it has it. Raft waits for an
+    /// acknowledgement of something new, and would send nothing more until then.
+    pub(crate) fn end_known_snapshot(&mut self, member: MemberId, acknowledged: u64) {
+        let progress = self.node.raft.prs().get(member);
+        let is_known = |progress: &raft::Progress| {
+            let pending = progress.pending_snapshot;
+            progress.state == ProgressState::Snapshot && acknowledged >= pending && progress.matched >= pending
+        };
+        if self.is_leader() && progress.is_some_and(is_known) {
+            self.delivered.remove(&member);
+            self.node.report_snapshot(member, SnapshotStatus::Finish);
+        }
+    }
+
     pub(crate) fn give_up_delivered(&mut self) {
         let before_ms = self.running_ms().saturating_sub(10 * self.config.election_max_ms);
         let late: Vec<_> = self.delivered.iter().filter(|(_, (_, since_ms))| *since_ms < before_ms).collect();
@@ -203,6 +217,8 @@ impl Replica {
             self.look_up_skipped(&skipped.envelope.command, skipped.waits);
         }
         self.follow_configuration();
+        // The leader waits to hear that it is installed, even if it knows that this member had all of it.
+        self.acknowledged = None;
         self.reseeded();
         self.look_up_forwards();
         #[cfg(feature = "planted")]

@@ -60,8 +60,12 @@ impl Replica {
                 MessageType::MsgAppend | MessageType::MsgAppendResponse => std::mem::take(&mut message.context),
                 _ => Default::default(),
             };
+            let is_acknowledgement = kind == MessageType::MsgAppendResponse && !message.reject;
             let _ = self.node.step(message);
             self.note_role();
+            if is_acknowledgement {
+                self.end_known_snapshot(from, index);
+            }
             if !along.is_empty() {
                 match kind {
                     MessageType::MsgAppend => self.take_vouch(from, term, commit, &along),

@@ -138,3 +138,21 @@ fn all_followers_may_be_reseeded_at_once_under_load() {
         assert_eq!(cluster.outcomes[&put], None, "seed {seed}");
     }
 }
+
+/// The snapshot that a reseeded member takes may go no further than what it had acknowledged before. The leader must not
+/// wait for news of it: of two members both are needed.
+#[test]
+fn a_leader_goes_on_with_a_member_that_was_reseeded() {
+    for seed in 20..26 {
+        let mut cluster = Cluster::of(seed, config(), &[1, 2], &[]);
+        let leader = cluster.wait_for_leader();
+        cluster.put(leader);
+        cluster.run(2_000);
+        let reseed = cluster.ask(3 - leader, Asked::Other, |call| Input::Reseed { call });
+        cluster.run_until("it has the leader's state", |cluster| cluster.outcomes.contains_key(&reseed));
+        assert_eq!(cluster.outcomes[&reseed], None);
+        let put = cluster.put(leader);
+        cluster.run(500);
+        assert_eq!(cluster.outcomes.get(&put), Some(&None), "seed {seed}");
+    }
+}

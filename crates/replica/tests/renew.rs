@@ -75,8 +75,7 @@ fn locking_again_renews_the_lease_from_level_1_on() {
 
 #[test]
 fn a_leader_deletes_all_keys_of_a_lease_with_very_many() {
-    let (mut cluster, leader, follower) = cluster(12);
-    cluster.propose(leader, Asked::Other, Command::RaiseLevel { level: 1 });
+    let (mut cluster, leader, follower) = cluster_at(1, 12, &[]);
     let keys = 2 * limits::LEASE_KEYS_AT_ONCE + 100;
     for first in (0..keys).step_by(limits::TXN_OPERATIONS) {
         let put = |number: usize| {

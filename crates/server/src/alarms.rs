@@ -27,7 +27,9 @@ pub(crate) fn meaning(kind: AlarmKind) -> &'static str {
             "the data has reached the quota: writes that need space are refused, reads, unlocks and renewals are not; \
              delete keys and compact, or raise --quota"
         }
-        AlarmKind::Corrupt => "the members' data differ: nothing is written and no current read is answered",
+        AlarmKind::Corrupt => {
+            "the state of the member that it names differs from the others: that member serves nothing; `tenure member reseed` repairs it"
+        }
     }
 }
 

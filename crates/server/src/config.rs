@@ -642,7 +642,7 @@ mod tests {
 
     #[test]
     fn an_unknown_or_unreadable_setting_is_named() {
-        for (text, named) in [("nmae = 'x'", "nmae"), ("tick = '10'", "unit"), ("tick = 10", "tick")] {
+        for (text, named) in [("nmae = 'x'", "nmae"), ("tick = '10'", "ms, s, m or h"), ("tick = 10", "tick")] {
             let error = Config::from_toml(text).unwrap_err().to_string();
             assert!(error.contains(named), "{error}");
         }

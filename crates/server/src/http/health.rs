@@ -17,7 +17,7 @@ use axum::extract::{Path, RawQuery};
 use axum::routing::get;
 use http::{Response, StatusCode};
 use serde::Serialize;
-use tenure_machine::AlarmKind;
+use tenure_machine::{Alarm, AlarmKind, level};
 use tenure_replica::{Consistency, Status};
 
 use super::plain_text;
@@ -45,8 +45,15 @@ impl Vitals for Member {
         consistency: Consistency,
     ) -> Pin<Box<dyn Future<Output = Result<Vec<AlarmKind>, String>> + Send + '_>> {
         Box::pin(async move {
-            let view = self.view(consistency).await.map_err(|failure| failure.to_string())?;
-            Ok(view.value.alarms().into_iter().map(|alarm| alarm.kind).collect())
+            let view = self.view(consistency).await.map_err(|failure| failure.to_string())?.value;
+            let status = Member::status(self);
+            // A member whose state differs is out of service by itself; the others go on.
+            let is_of_another = |alarm: &Alarm| {
+                let is_named = view.level() >= level::COMPARE && alarm.member != 0 && alarm.member != status.member;
+                alarm.kind == AlarmKind::Corrupt && is_named
+            };
+            let alarms = view.alarms().into_iter().filter(|alarm| !is_of_another(alarm));
+            Ok(alarms.map(|alarm| alarm.kind).collect())
         })
     }
 }
