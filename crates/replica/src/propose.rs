@@ -273,11 +273,14 @@ impl Replica {
 
     /// Rule 1: the leave names the call that it cleans up after, so that it cannot free what a retry holds.
     pub(crate) fn leave(&mut self, reply: &LockReply, joiner: u128) {
-        // Any place that is left of those taken together stands for all of them.
+        // A leave ends all places of its call that were taken together. But a later call of the same lease may have
+        // taken over some of them, so each place that is there has a leave of its own.
         let state = self.machine.state();
-        let Some(key) = keys_of(reply).find(|key| state.lock_entry(key).is_some()) else { return };
-        let leave = Leave { key: Bytes::copy_from_slice(key), call: joiner };
-        self.propose(Command::Leave(leave), Waits::Nobody);
+        let keys: Vec<_> = keys_of(reply).filter(|key| state.lock_entry(key).is_some()).cloned().collect();
+        for key in keys {
+            let leave = Leave { key: Bytes::copy_from_slice(&key), call: joiner };
+            self.propose(Command::Leave(leave), Waits::Nobody);
+        }
     }
 
     pub(crate) fn expire_due(&mut self) {

@@ -47,24 +47,24 @@ found! {
     a_renewal_does_not_wait_for_an_expiry: Planted::Inside(Bug::RenewTheExpiring), "E1", 46;
     an_empty_append_is_acknowledged_early: Planted::AcknowledgeEmpty, "no member panics", 8;
     a_member_with_an_empty_disk_is_taken_for_itself: Planted::WelcomeStrangers, "K3: logs agree", 343;
-    a_waiter_whose_turn_was_skipped_is_forgotten: Planted::Inside(Bug::ForgetWaiters), "L", 27;
+    a_waiter_whose_turn_was_skipped_is_forgotten: Planted::Inside(Bug::ForgetWaiters), "L8", 34;
     a_forwarded_command_is_taken_twice: Planted::Inside(Bug::ForgetOrigins), "K3/K4", 2;
     a_grant_is_told_after_its_end: Planted::Inside(Bug::GrantUnconfirmed), "L1", 2;
     a_torn_batch_is_believed: Planted::InStorage(StorageBug::BelieveTornBatch), "K3", 10;
     a_damaged_snapshot_is_believed: Planted::InStorage(StorageBug::BelieveChunk), "K3: damage is noticed", 10;
     a_change_of_members_is_forgotten: Planted::Inside(Bug::ForgetChange), "liveness", 185;
-    a_command_in_the_log_is_said_to_be_none: Planted::Inside(Bug::SayNoLeader), "K3", 0;
+    a_command_in_the_log_is_said_to_be_none: Planted::Inside(Bug::SayNoLeader), "K3", 30;
     a_grant_is_told_to_a_lease_that_has_ended: Planted::Inside(Bug::TellTheDead), "L1", 335;
     another_mode_is_told_to_be_held: Planted::Inside(Bug::RenewOtherMode), "K3/K4", 3;
     the_lease_clock_of_a_slow_leader_stops: Planted::Inside(Bug::StopLeaseClock), "L8", 27;
-    a_place_is_not_left_whose_entry_was_skipped: Planted::Inside(Bug::ForgetGivenUp), "L6: no place", 449;
+    a_place_is_not_left_whose_entry_was_skipped: Planted::Inside(Bug::ForgetGivenUp), "L6: no place", 36;
     a_refused_snapshot_takes_anothers_file: Planted::InStorage(StorageBug::TakeFile), "a good disk", 317;
     an_entry_loses_its_command: Planted::EmptyEntry, "K3", 1;
     a_read_is_stale: Planted::StaleRead, "K1", 0;
     a_change_is_never_shown_to_a_watch: Planted::SkipNotice, "watch", 0;
     a_cancel_is_ignored: Planted::IgnoreCancel, "L6", 1;
     a_clock_runs_fast: Planted::FastClock, "E1", 2;
-    a_holder_counts_from_the_answer: Planted::CountFromAnswer, "L3", 25;
+    a_holder_counts_from_the_answer: Planted::CountFromAnswer, "L3", 27;
     a_member_keeps_its_whole_log: Planted::KeepTail, "memory", 0;
 }
 
