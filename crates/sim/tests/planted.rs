@@ -54,7 +54,6 @@ found! {
     a_damaged_snapshot_is_believed: Planted::InStorage(StorageBug::BelieveChunk), "K3: damage is noticed", 10;
     a_change_of_members_is_forgotten: Planted::Inside(Bug::ForgetChange), "liveness", 185;
     a_command_in_the_log_is_said_to_be_none: Planted::Inside(Bug::SayNoLeader), "K3", 30;
-    a_grant_is_told_to_a_lease_that_has_ended: Planted::Inside(Bug::TellTheDead), "L1", 335;
     another_mode_is_told_to_be_held: Planted::Inside(Bug::RenewOtherMode), "K3/K4", 3;
     the_lease_clock_of_a_slow_leader_stops: Planted::Inside(Bug::StopLeaseClock), "L8", 27;
     a_place_is_not_left_whose_entry_was_skipped: Planted::Inside(Bug::ForgetGivenUp), "L6: no place", 36;

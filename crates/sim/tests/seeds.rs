@@ -4,8 +4,11 @@ use tenure_sim::{Report, Setting, TIMELINE_LINES, explain};
 
 /// Seeds that have found something, see `docs/found-by-simulation.md`. What a seed does changes with the traffic and
 /// the plan; what it found has a test of its own where the bug was, and is planted in `planted.rs`.
-const REGRESSIONS: [u64; 14] = [
+const REGRESSIONS: [u64; 17] = [
+    156,
     188,
+    368,
+    396,
     549,
     1061,
     2030,
