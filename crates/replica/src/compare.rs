@@ -292,7 +292,7 @@ impl Replica {
     pub(crate) fn holds_log_still(&self, message: &Message) -> bool {
         let Some(reseed) = self.compares.reseed.as_ref().filter(|_| !self.wants_state()) else { return false };
         let turn_ms = 2 * self.config.election_max_ms;
-        let is_still = (self.running_ms() - reseed.since_ms) / turn_ms % 2 == 0;
+        let is_still = ((self.running_ms() - reseed.since_ms) / turn_ms).is_multiple_of(2);
         let last = self.node.raft.raft_log.last_index();
         is_still && message.entries.last().is_some_and(|entry| entry.index > last)
     }
