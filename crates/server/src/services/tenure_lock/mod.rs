@@ -434,7 +434,7 @@ fn failed(failure: Failure) -> Status {
     match failure {
         // Refusals whose words say what is held.
         Failure::Refused(
-            refusal @ (Refusal::Deadlock { .. } | Refusal::DeadlockUnknown { .. } | Refusal::OtherMode { .. }),
+            refusal @ (Refusal::Deadlock { .. } | Refusal::DeadlockUnknown | Refusal::OtherMode { .. }),
         ) => Status::failed_precondition(refusal.to_string()),
         Failure::EntryEnded(cause) => {
             Status::failed_precondition(format!("the place in the queue is gone: {}", describe::end_in_words(cause)))
