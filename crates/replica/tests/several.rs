@@ -32,7 +32,7 @@ fn all_places_of_a_failed_request_are_left() {
     cluster.run(50);
     let again = lock(&mut cluster, follower, 7, &["b"]);
     cluster.run(50);
-    let token = cluster.hosts[&leader].replica.machine().state().lock_holders(b"a")[0].token;
+    let token = cluster.hosts[&leader].replica.machine().state().lock_holders(b"a")[0].1;
     let (name, force) = (Bytes::from("a"), Asked::Other);
     cluster.propose(leader, force, Command::ForceRelease { name, token });
     cluster.run(100);
