@@ -83,7 +83,8 @@ impl Cluster for ClusterService {
             false => Consistency::Linearizable,
         };
         let at = match member.view(consistency).await {
-            Err(Failure::NoLeader | Failure::TimedOut | Failure::LeaderChanged) if !insists => {
+            // A member whose state differs still lists the others: an operator who repairs it asks for them.
+            Err(Failure::NoLeader | Failure::TimedOut | Failure::LeaderChanged | Failure::Corrupt) if !insists => {
                 member.view(Consistency::Serializable).await
             }
             read => read,
