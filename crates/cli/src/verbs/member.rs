@@ -239,7 +239,9 @@ async fn list(client: &Client, is_told: &Cell<bool>) -> anyhow::Result<Listing> 
         0 => None,
         _ => match client.members().await {
             // The member that answered has not noticed yet that it cannot lead any more.
-            Err(Error::NoLeader { .. } | Error::Timeout { .. }) => None,
+            Err(Error::NoLeader { .. } | Error::Timeout { .. } | Error::Unreachable { .. } | Error::Lost { .. }) => {
+                None
+            }
             found => Some(found?),
         },
     };
