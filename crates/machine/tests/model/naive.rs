@@ -652,17 +652,24 @@ impl Naive {
     fn waits_in_a_circle(&self, lock: &Lock, names: &[Vec<u8>]) -> bool {
         let granted = self.granted();
         let blockers = |name: &[u8], token: Revision, mode: Mode| -> Vec<Vec<u8>> {
-            let is_in_the_way = |other: &&Entry| {
-                let is_through = granted.contains(&(other.name.clone(), other.token));
-                let goes_along = match mode {
-                    Mode::Exclusive => false,
-                    Mode::Slots(1) if self.level > 0 => false,
-                    Mode::Shared | Mode::Slots(_) => other.mode == mode,
-                    Mode::Barrier(_) => other.mode == mode && !is_through,
-                };
-                other.name == name && other.token < token && !goes_along && !other.owner.is_empty()
+            let goes_along = |other: &Entry| match mode {
+                Mode::Exclusive => false,
+                Mode::Slots(1) if self.level > 0 => false,
+                Mode::Shared | Mode::Slots(_) => other.mode == mode,
+                Mode::Barrier(_) => other.mode == mode && !granted.contains(&(other.name.clone(), other.token)),
             };
-            self.entries.iter().filter(is_in_the_way).map(|other| other.owner.clone()).collect()
+            let earlier = || self.entries.iter().filter(|other| other.name == name && other.token < token);
+            // One that is in the way waits for all before it, whether it has an owner or not.
+            let upto = earlier().filter(|other| !goes_along(other)).map(|other| other.token).max();
+            let is_in_the_way = |other: &&Entry| match self.level > 0 {
+                true => upto.is_some_and(|upto| other.token <= upto),
+                false => !goes_along(other),
+            };
+            earlier()
+                .filter(is_in_the_way)
+                .filter(|other| !other.owner.is_empty())
+                .map(|other| other.owner.clone())
+                .collect()
         };
         let mut found: BTreeSet<Vec<u8>> =
             names.iter().flat_map(|name| blockers(name, Revision::MAX, lock.mode)).collect();
