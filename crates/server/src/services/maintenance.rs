@@ -16,7 +16,7 @@ use tonic::{Request, Response, Status};
 use super::kv::unexpected;
 use super::produced::{Produced, produced};
 use super::{Shared, authorize, errors, snapshot};
-use crate::config::{ETCD_VERSION, TENURE_VERSION};
+use crate::config::ETCD_VERSION;
 
 pub struct MaintenanceService(pub Arc<Shared>);
 
@@ -72,7 +72,6 @@ impl Maintenance for MaintenanceService {
             storage_version: String::new(),
             db_size_quota: self.0.config.quota as i64,
             downgrade_info: None,
-            tenure_version: TENURE_VERSION.to_owned(),
         }))
     }
 
