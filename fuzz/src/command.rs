@@ -82,7 +82,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         Command::RaiseLevel { level: 1 },
         Command::CompareStates,
         Command::PinLevel { level: Some(1) },
-        Command::EndLeases,
+        Command::Continue,
     ];
     let origin = Some(Origin { member: 2, boot: 3, sequence: 4, settled_below: 4 });
     let encode = |(index, command)| {

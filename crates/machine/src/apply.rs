@@ -171,10 +171,10 @@ impl View {
             }
             Command::ChangeMembers(change) => self.change_members(change).map(|()| Reply::MembersChanged),
             Command::CompareStates => Ok(Reply::StatesCompared),
-            Command::EndLeases => {
+            Command::Continue => {
                 self.check_sound()?;
                 let deleted = self.go_on_ending_leases(change);
-                Ok(Reply::LeasesEnded { deleted })
+                Ok(Reply::Continued { deleted, granted: self.grant_due(change) })
             }
             Command::RaiseLevel { level } => self.raise_level(*level),
             Command::PinLevel { level } => self.pin_level(*level),
@@ -227,7 +227,7 @@ impl View {
 
     /// Ends leases and deletes their keys, in key order, at one revision. Unknown ones are passed over. From level 1 on at
     /// most [`limits::LEASE_KEYS_AT_ONCE`] keys are deleted: leases with more are ending until
-    /// [`Command::EndLeases`] has deleted the rest.
+    /// [`Command::Continue`] has deleted the rest.
     fn end_leases(&mut self, change: &mut Change, leases: &[LeaseId], cause: LockEnd) -> usize {
         let mut doomed = Vec::new();
         let mut ended = 0;
@@ -249,7 +249,7 @@ impl View {
         ended
     }
 
-    /// Deletes more keys of leases that have ended, so many at most.
+    /// Deletes more keys of leases that have ended, up to the limit.
     fn go_on_ending_leases(&mut self, change: &mut Change) -> usize {
         let mut deleted = 0;
         while let Some((keys, cause)) = self.leases.end_more(limits::LEASE_KEYS_AT_ONCE - deleted) {

@@ -3,7 +3,8 @@
 //! A command validates first and writes then, so that a refused one leaves no trace. Its writes go
 //! straight into the state, all at the revision after the current one; what they mean for leases
 //! and queues follows each write at once. Two things wait for the end: the revision itself, which
-//! is raised only if anything was written, and the grants, which are settled when all is done.
+//! is raised only if anything was written, and the grants, which are settled when all is done. What
+//! would be granted beyond [`limits::LOCK_GRANTS_AT_ONCE`] is left to [`crate::Command::Continue`].
 
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use crate::lock::{self, LockEntry};
 use crate::mvcc::{Written, shared};
 use crate::{
     Commit, Event, KeyValue, LeaseChange, LeaseId, Lock, LockChange, LockChanges, LockEnd, Mode, Put, Revision,
-    SharedBytes, View,
+    SharedBytes, View, limits,
 };
 
 pub(crate) struct Change {
@@ -23,6 +24,10 @@ pub(crate) struct Change {
     pub events: SmallVec<[Event; 1]>,
     pub lock_changes: LockChanges,
     pub lease_changes: Vec<LeaseChange>,
+    /// It has a revision of its own, even if it writes nothing.
+    has_revision: bool,
+    /// Places that it may still grant.
+    room: usize,
     /// What was done beside the writes and the changes of places, see [`crate::Applied::work`].
     pub work: u64,
     /// Keys whose entries joined or left a queue that is not empty.
@@ -50,6 +55,8 @@ impl Change {
             events: SmallVec::new(),
             lock_changes: LockChanges::new(),
             lease_changes: Vec::new(),
+            has_revision: false,
+            room: limits::LOCK_GRANTS_AT_ONCE,
             work: 0,
             touched: SmallVec::new(),
             joined: SmallVec::new(),
@@ -195,9 +202,24 @@ impl View {
         }
     }
 
+    /// Grants what is still due of earlier commands, and gives how many places. The command has a revision of its own if
+    /// it grants any, so that every watch of a lock can say what it has seen by a revision.
+    pub(crate) fn grant_due(&mut self, change: &mut Change) -> usize {
+        let View { locks, leases, .. } = self;
+        let known = change.lock_changes.len();
+        while change.room > 0
+            && let Some(name) = locks.first_due()
+        {
+            let may_hold = |entry: &LockEntry| leases.is_alive(entry);
+            locks.settle(&name, change.wall_ms, &mut change.room, may_hold, &mut change.lock_changes);
+        }
+        change.has_revision = change.lock_changes.len() > known;
+        change.lock_changes[known..].iter().filter(|change| matches!(change, LockChange::Granted(_))).count()
+    }
+
     /// Raises the revision if anything was written, and grants what can be granted now.
     pub(crate) fn finish(&mut self, change: &mut Change) -> Option<Commit> {
-        if change.events.is_empty() {
+        if change.events.is_empty() && !change.has_revision {
             return None;
         }
         change.work += change.events.len() as u64;
@@ -206,8 +228,11 @@ impl View {
         change.touched.dedup_by(|a, b| lock::name_of(a) == lock::name_of(b));
         let View { locks, leases, level, .. } = self;
         let may_hold = |entry: &LockEntry| *level == 0 || leases.is_alive(entry);
+        if *level == 0 {
+            change.room = usize::MAX;
+        }
         for key in &change.touched {
-            locks.settle(lock::name_of(key), change.wall_ms, may_hold, &mut change.lock_changes);
+            locks.settle(lock::name_of(key), change.wall_ms, &mut change.room, may_hold, &mut change.lock_changes);
         }
         Some(commit)
     }

@@ -184,7 +184,7 @@ fn encode_command(command: &Command, into: &mut Vec<u8>) {
             into.push(20);
             encode_pin(*level, into);
         }
-        Command::EndLeases => into.push(21),
+        Command::Continue => into.push(21),
     }
 }
 
@@ -526,7 +526,7 @@ impl Decoder<'_> {
             COMPARE_STATES => Command::CompareStates,
             RAISE_LEVEL => Command::RaiseLevel { level: self.reader.small()? },
             20 => Command::PinLevel { level: decode_pin(&mut self.reader)? },
-            21 => Command::EndLeases,
+            21 => Command::Continue,
             0 => return Err(DecodeError::Damaged("unknown command")),
             tag => return Err(DecodeError::UnknownCommand { tag }),
         })

@@ -86,9 +86,11 @@ pub enum Command {
     PinLevel {
         level: Option<Level>,
     },
-    /// Deletes more keys of leases that have ended, at most [`crate::limits::LEASE_KEYS_AT_ONCE`]. Proposed by the leader
-    /// while any are left; it may come from any term, and too often.
-    EndLeases,
+    /// Does more of the work that earlier commands have left: deletes keys of leases that have ended, at most
+    /// [`crate::limits::LEASE_KEYS_AT_ONCE`], and grants locks that are due, at most
+    /// [`crate::limits::LOCK_GRANTS_AT_ONCE`]. Proposed by the leader while any work is left; it may come from any term, and
+    /// too often.
+    Continue,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -26,7 +26,8 @@
 //! - [`Command::PinLevel`].
 //! - [`Command::CompareStates`]. The alarm CORRUPT stops the member that it names, not the whole cluster.
 //! - A lease that asks again for a lock with another mode is refused ([`Refusal::OtherMode`]).
-//! - One command deletes a bounded number of a lease's keys; [`Command::EndLeases`] deletes the rest.
+//! - One command deletes a bounded number of a lease's keys and grants a bounded number of locks. [`Command::Continue`]
+//!   does the rest. If it only grants, it has a revision of its own without an event.
 //! - The search for deadlocks misses nothing that it searches, goes through semaphores with one slot, and refuses what
 //!   it cannot decide ([`Refusal::DeadlockUnknown`]).
 //! - A place whose lease has ended is never granted: it ends when its turn comes.
@@ -78,7 +79,7 @@ impl Command {
             | Command::LeaseCheckpoint { .. }
             | Command::ChangeMembers(_)
             | Command::RaiseLevel { .. } => LOWEST,
-            Command::PinLevel { .. } | Command::EndLeases => 1,
+            Command::PinLevel { .. } | Command::Continue => 1,
             Command::CompareStates => COMPARE,
         }
     }

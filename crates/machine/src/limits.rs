@@ -24,8 +24,10 @@ pub const BARRIER_PARTIES: u32 = 10_000;
 pub const LOCK_METADATA_BYTES: usize = 4096;
 /// How many ended holders are remembered, over all locks.
 pub const RECENT_HOLDERS: usize = 1000;
-/// Keys of ended leases that one command deletes, from level 1 on. Up to so many end at one revision.
+/// Keys of ended leases that one command deletes, from level 1 on. Up to this many end at one revision.
 pub const LEASE_KEYS_AT_ONCE: usize = 4096;
+/// Places that one command grants, from level 1 on. A round of a barrier is granted as a whole all the same.
+pub const LOCK_GRANTS_AT_ONCE: usize = 4096;
 /// etcd's bound of 9,000,000,000 seconds.
 pub const LEASE_TTL_MS: u64 = 9_000_000_000_000;
 /// Replaced starts of a member that are remembered, so that what they sent late is refused.

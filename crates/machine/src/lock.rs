@@ -16,7 +16,8 @@
 //! same mode, and for slots the same number with fewer than that before it. So the granted ones are
 //! always a prefix of the queue, and it is enough to remember where the prefix ends. Grants are settled
 //! once, when all writes of a command are done: a waiter that ends in the same command as the holder
-//! before it was never granted.
+//! before it was never granted. From level 1 on a command grants a bounded number. What it leaves is
+//! *due*: later commands that change the queue, or [`crate::Command::Continue`], grant it in order.
 //!
 //! A key that was overwritten does not end with the lease of its entry, so a waiting entry may outlive
 //! its lease. When its turn comes the place ends instead, and the key stays as an ordinary one. (Below
@@ -41,7 +42,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use imbl::{OrdMap, Vector};
+use imbl::{OrdMap, OrdSet, Vector};
 use smallvec::SmallVec;
 
 use self::owners::Owners;
@@ -112,6 +113,8 @@ pub(crate) struct Locks {
     /// Oldest first.
     pub(crate) recent: Vector<RecentHolder>,
     owners: Owners,
+    /// Queues with places that could be granted now. Follows from the queues.
+    due: OrdSet<LockName>,
     entries: u64,
     /// Of what the entries say about themselves.
     entry_bytes: u64,
@@ -131,6 +134,16 @@ impl Locks {
 
     pub fn entries(&self) -> u64 {
         self.entries
+    }
+
+    /// Whether places are left that could be granted now.
+    pub fn has_due(&self) -> bool {
+        !self.due.is_empty()
+    }
+
+    /// The first queue that has such places.
+    pub fn first_due(&self) -> Option<LockName> {
+        self.due.get_min().cloned()
     }
 
     /// Bytes of all that the entries say about themselves: owners, holders, metadata and the names taken together.
@@ -242,6 +255,7 @@ impl Locks {
         let mut granted = usize::from(entry.granted_wall_ms.is_some());
         if is_last {
             self.queues.remove(name);
+            self.due.remove(name);
         } else if let Some(queue) = self.queues.get_mut(name) {
             granted = queue.granted();
             queue.remove(&entry);
@@ -254,11 +268,13 @@ impl Locks {
         LockChange::Ended { entry, cause, frees }
     }
 
-    /// Grants all that can be granted in the queue `name` now. An entry that is due and may not hold ends instead.
+    /// Grants what can be granted in the queue `name` now, at most `room` places, and takes them off `room`. An entry that
+    /// is due and may not hold ends instead, and counts, too.
     pub fn settle(
         &mut self,
         name: &[u8],
         wall_ms: u64,
+        room: &mut usize,
         may_hold: impl Fn(&LockEntry) -> bool,
         changes: &mut LockChanges,
     ) {
@@ -266,20 +282,34 @@ impl Locks {
             // The command has written to this queue: nothing is copied here that was not copied already.
             let Some(queue) = self.queues.get_mut(name) else { return };
             let known = changes.len();
-            let ending = queue.grant_due(wall_ms, &may_hold, changes);
+            let ending = queue.grant_due(wall_ms, room, &may_hold, changes);
+            let is_due = ending.is_empty() && *room == 0 && queue.has_due();
             for granted in changes[known..].iter().map(LockChange::entry).filter(|entry| !entry.owner.is_empty()) {
                 let name = LockName { key: granted.key.clone(), length: name.len() };
                 self.owners.grant(&granted.owner, (name, granted.token));
             }
             if ending.is_empty() {
-                return;
+                return self.note_due(name, is_due);
             }
+            *room = room.saturating_sub(ending.len());
             for entry in ending {
                 let is_last = self.queues.get(name).is_some_and(|queue| queue.len() == 1);
                 let name = LockName { key: entry.key.clone(), length: name.len() };
                 changes.push(self.remove(&name, entry, is_last, LockEnd::LeaseExpired, wall_ms));
             }
         }
+    }
+
+    fn note_due(&mut self, name: &[u8], is_due: bool) {
+        if !is_due && self.due.is_empty() {
+            return;
+        }
+        let Some((name, _)) = self.queues.get_key_value(name) else { return };
+        let name = name.clone();
+        match is_due {
+            true => self.due.insert(name),
+            false => self.due.remove(&name),
+        };
     }
 
     /// Records who asked for the entry last.
@@ -302,8 +332,9 @@ impl Locks {
         }
     }
 
-    /// Takes an entry from a snapshot, in the order of names and tokens; an error if it cannot be.
-    pub fn restore(&mut self, entry: LockEntry) -> Result<(), &'static str> {
+    /// Takes an entry from a snapshot, in the order of names and tokens; an error if it cannot be. `may_be_due`: places
+    /// that could be granted may still wait.
+    pub fn restore(&mut self, entry: LockEntry, may_be_due: bool) -> Result<(), &'static str> {
         let key = entry.key.clone();
         let (name, lease) = split_key(&key).ok_or("not the key of a lock entry")?;
         if lease != entry.lease {
@@ -319,11 +350,12 @@ impl Locks {
             return Err("lock entries out of order");
         }
         let queue = self.queues.get_mut(name).ok_or("lock entries out of order")?;
-        if !queue.is_in_turn(entry.mode, is_granted) {
+        let name = LockName { key: key.clone(), length: name.len() };
+        if !is_granted && queue.has_due() && may_be_due {
+            self.due.insert(name);
+        } else if !queue.is_in_turn(entry.mode, is_granted) {
             return Err("a lock granted out of turn");
-        }
-        if is_granted {
-            let name = LockName { key: key.clone(), length: name.len() };
+        } else if is_granted {
             if !entry.owner.is_empty() {
                 self.owners.grant(&entry.owner, (name, entry.token));
             }

@@ -65,9 +65,10 @@ pub enum Reply {
     },
     MembersChanged,
     LeasesCheckpointed,
-    /// More keys of leases that have ended are deleted.
-    LeasesEnded {
+    /// More keys of leases that have ended are deleted, and more locks that were due are granted.
+    Continued {
         deleted: usize,
+        granted: usize,
     },
     /// The feature level, and its pin, after a command about them.
     Level {

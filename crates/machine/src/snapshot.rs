@@ -90,6 +90,8 @@ mod tag {
     pub const ENTRY: u8 = 10;
     pub const RECENT: u8 = 11;
     pub const END: u8 = 12;
+    /// A revision without an event; it stands among the events.
+    pub const NO_EVENT: u8 = 13;
 }
 
 struct Writer {
@@ -298,6 +300,14 @@ impl Writer {
                 }
             }
             first = 0;
+            if commit.events.is_empty() {
+                self.record.push(tag::NO_EVENT);
+                put_signed(&mut self.record, commit.revision);
+                chunk.add(&mut self.record, Some(&mut self.hasher));
+                if chunk.is_full() {
+                    return Place::Events(commit.revision + 1, 0);
+                }
+            }
         }
         Place::Entries(None)
     }

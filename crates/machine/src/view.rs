@@ -126,7 +126,12 @@ impl View {
         self.leases.len() as u64
     }
 
-    /// Leases that have ended and still have keys, in the order of their ids: [`crate::Command::EndLeases`] deletes them.
+    /// Whether an earlier command has left work to [`crate::Command::Continue`].
+    pub fn has_unfinished(&self) -> bool {
+        self.locks.has_due() || self.ending_leases().next().is_some()
+    }
+
+    /// Leases that have ended and still have keys, in the order of their ids: [`crate::Command::Continue`] deletes them.
     pub fn ending_leases(&self) -> impl Iterator<Item = LeaseId> + '_ {
         self.leases.ending()
     }

@@ -226,14 +226,77 @@ fn a_lease_ends_at_once_and_its_keys_in_parts() {
         }
         driver.machine = restore.finish().expect("a whole snapshot");
         for expected in [MOST, 10 + 2, 0] {
-            let applied = driver.apply(Command::EndLeases);
-            assert_eq!(applied.reply, Ok(Reply::LeasesEnded { deleted: expected }));
+            let applied = driver.apply(Command::Continue);
+            assert_eq!(applied.reply, Ok(Reply::Continued { deleted: expected, granted: 0 }));
             assert_eq!(deleted_keys(&applied), expected);
             assert!(applied.lease_changes.is_empty());
         }
         assert_eq!((driver.machine.state().ending_leases().count(), driver.machine.state().keys()), (0, 0));
         assert!(driver.apply(Command::LeaseGrant(grant)).reply.is_ok());
     }
+}
+
+/// A release lets more waiters in than one command may grant: the rest are granted in order, each part at a revision of
+/// its own, also by a member that restores the state in between.
+#[test]
+fn very_many_waiters_are_granted_by_several_commands() {
+    const MOST: usize = limits::LOCK_GRANTS_AT_ONCE;
+    let waiters = 2 * MOST as LeaseId + 10;
+    for level in [0, 1] {
+        let mut driver = Driver::new();
+        driver.apply(Command::RaiseLevel { level });
+        for lease in 1..=waiters + 2 {
+            driver.grant(lease);
+        }
+        let shared =
+            |lease| Lock { name: "l".into(), lease, mode: Mode::Shared, call: lease as u128, ..Lock::default() };
+        driver.apply(lock("l", waiters + 1));
+        for lease in 1..=waiters {
+            driver.apply(Command::Lock(Box::new(shared(lease))));
+        }
+        let released = driver.apply(Command::LeaseRevoke { lease: waiters + 1 });
+        if level == 0 {
+            assert_eq!(granted(&released).len(), waiters as usize, "as in releases without levels");
+            continue;
+        }
+        let mut order = granted(&released);
+        assert_eq!(order.len(), MOST);
+        assert!(driver.machine.state().has_unfinished());
+        // A try does not overtake those whose turn it is, and one that joins lets the next of them in.
+        let tried = driver.apply(Command::Lock(Box::new(Lock { try_once: true, ..shared(waiters + 2) })));
+        assert!(matches!(tried.reply, Ok(Reply::Busy(_))), "{:?}", tried.reply);
+        let mut restore = Restore::new();
+        for chunk in snapshot::chunks(driver.machine.view(), 1000) {
+            restore.chunk(&chunk).expect("a good chunk");
+        }
+        driver.machine = restore.finish().expect("a whole snapshot");
+        let mut revision = driver.machine.state().revision();
+        for expected in [MOST, 10, 0] {
+            let applied = driver.apply(Command::Continue);
+            assert_eq!(applied.reply, Ok(Reply::Continued { deleted: 0, granted: expected }));
+            order.extend(granted(&applied));
+            revision += i64::from(expected > 0);
+            assert_eq!((applied.revision, applied.commit.is_some()), (revision, expected > 0));
+        }
+        assert!(order.iter().copied().eq(1..=waiters), "in order");
+        assert!(!driver.machine.state().has_unfinished());
+        // A revision without an event survives a snapshot, too, in chunks of any size.
+        for size in [1, 1000] {
+            let mut restore = Restore::new();
+            for chunk in snapshot::chunks(driver.machine.view(), size) {
+                restore.chunk(&chunk).expect("a good chunk");
+            }
+            let restored = restore.finish().expect("a whole snapshot");
+            assert_eq!(restored.state().hash(), driver.machine.state().hash());
+            assert_eq!(restored.state().revision(), revision);
+        }
+    }
+}
+
+/// The leases of the places that were granted, in order.
+fn granted(applied: &Applied) -> Vec<LeaseId> {
+    let grants = applied.lock_changes.iter().filter(|change| matches!(change, LockChange::Granted(_)));
+    grants.map(|change| change.entry().lease).collect()
 }
 
 #[test]

@@ -126,7 +126,7 @@ impl Replica {
             Command::CompareStates => self.take_view_to_compare(),
             Command::Compact { .. } => self.compact_asked = false,
             Command::RaiseLevel { .. } => self.levels.raised(),
-            Command::EndLeases => self.ending_asked = false,
+            Command::Continue => self.continue_asked = false,
             Command::LeaseCheckpoint { left_ms, .. } => self.checkpointed(left_ms.clone()),
             _ => {}
         }
@@ -140,7 +140,7 @@ impl Replica {
             self.follow_alarms();
         }
         if self.leading {
-            self.go_on_ending_leases();
+            self.go_on();
         }
     }
 

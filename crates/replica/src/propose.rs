@@ -300,19 +300,19 @@ impl Replica {
         }
     }
 
-    /// A lease with very many keys ends by several commands, one after the other, so that others have a turn between
-    /// them.
-    pub(crate) fn go_on_ending_leases(&mut self) {
+    /// A lease with very many keys ends by several commands, and very many waiters are granted by several, one after the
+    /// other, so that others have a turn between them.
+    pub(crate) fn go_on(&mut self) {
         let state = self.machine.state();
-        if self.ending_asked || state.ending_leases().next().is_none() {
+        if self.continue_asked || !state.has_unfinished() {
             return;
         }
         // While no majority agrees about the state it takes none of these.
         if state.is_corrupt(0) {
             return;
         }
-        self.ending_asked = true;
-        self.propose(Command::EndLeases, Waits::Nobody);
+        self.continue_asked = true;
+        self.propose(Command::Continue, Waits::Nobody);
     }
 
     /// Rule 8: history is bounded by age and by size.

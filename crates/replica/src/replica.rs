@@ -146,7 +146,8 @@ pub struct Replica {
     /// Whether the data was beyond the quota while the alarm was raised.
     pub(crate) was_full: bool,
     pub(crate) compact_asked: bool,
-    pub(crate) ending_asked: bool,
+    /// A proposal of [`tenure_machine::Command::Continue`] is on its way.
+    pub(crate) continue_asked: bool,
     /// Of the command that is being proposed.
     pub(crate) encoded: Vec<u8>,
     /// What raft was given of them, and room for more.
@@ -262,7 +263,7 @@ impl Replica {
             alarm_asked: false,
             was_full: false,
             compact_asked: false,
-            ending_asked: false,
+            continue_asked: false,
             encoded: Vec::new(),
             proposed: BytesMut::with_capacity(PROPOSED_BYTES),
             gathered: Gathered::default(),
@@ -349,7 +350,7 @@ impl Replica {
             self.checkpoint_due();
             self.compact_history();
             self.clear_no_space();
-            self.go_on_ending_leases();
+            self.go_on();
         }
     }
 

@@ -77,7 +77,7 @@ impl Replica {
         let (low, high) = election_ticks(&self.config);
         let ticks = low + (self.random.next_u64() % (high - low) as u64) as usize;
         self.node.raft.set_randomized_election_timeout(ticks);
-        (self.alarm_asked, self.compact_asked, self.ending_asked) = (false, false, false);
+        (self.alarm_asked, self.compact_asked, self.continue_asked) = (false, false, false);
         self.granting.clear();
         self.levels = Levels::default();
         self.compares.begin_again();

@@ -13,8 +13,8 @@ use bytes::Bytes;
 use harness::config;
 use tenure_machine::*;
 use tenure_replica::{
-    Answer, Answered, Boot, Config, Consistency, FIRST_TERM, Input, LeaseStatus, LockWatchRequest, Now, Output, Read,
-    Replica, WatchRequest, first_configuration,
+    Answer, Answered, Boot, CallId, Config, Consistency, FIRST_TERM, Input, LeaseStatus, LockWatchRequest, Now, Output,
+    Read, Replica, WatchRequest, first_configuration,
 };
 
 /// A member alone whose disk takes no time.
@@ -23,13 +23,16 @@ struct Alone {
     now_ms: u64,
     notices: usize,
     statuses: Vec<Option<LeaseStatus>>,
+    /// Calls that were told that they hold a lock, in order.
+    granted: Vec<CallId>,
     /// The longest step since it was asked for last.
     longest: Duration,
     steps: usize,
 }
 
 impl Alone {
-    fn boot(machine: Machine) -> Alone {
+    /// `highest_level`: it raises its level up to this.
+    fn boot(machine: Machine, highest_level: Level) -> Alone {
         let (index, term) = (machine.applied_index(), machine.applied_term());
         let boot = Boot {
             machine,
@@ -38,11 +41,13 @@ impl Alone {
             configuration: first_configuration(&[1]),
             ..Boot::joining()
         };
-        let config = Config { inflight_bytes: 1 << 30, watch_buffer_bytes: 1 << 30, ..config(1) };
+        let (inflight_bytes, watch_buffer_bytes) = (1 << 30, 1 << 30);
+        let config = Config { inflight_bytes, watch_buffer_bytes, highest_level, ..config(1) };
         let now = Now { monotonic_ms: 1000, wall_ms: 1000 };
         let replica = Replica::boot(config, boot, now).expect("a machine to boot from");
+        let (statuses, granted) = (Vec::new(), Vec::new());
         let mut alone =
-            Alone { replica, now_ms: 1000, notices: 0, statuses: Vec::new(), longest: Duration::ZERO, steps: 0 };
+            Alone { replica, now_ms: 1000, notices: 0, statuses, granted, longest: Duration::ZERO, steps: 0 };
         alone.step(Vec::new());
         alone
     }
@@ -50,7 +55,7 @@ impl Alone {
     fn new() -> Alone {
         let mut machine = Machine::new();
         machine.skip(1, FIRST_TERM);
-        Alone::boot(machine)
+        Alone::boot(machine, level::HIGHEST)
     }
 
     fn step(&mut self, inputs: Vec<Input>) {
@@ -69,6 +74,11 @@ impl Alone {
                     Output::Notice { .. } | Output::LockNotice { .. } => self.notices += 1,
                     Output::Answer { answer: Answer { result: Ok(Answered::LeaseTimeToLive(status)), .. }, .. } => {
                         self.statuses.push(status)
+                    }
+                    Output::Answer { call, answer: Answer { result: Ok(Answered::Lock(reply)), .. } }
+                        if reply.granted =>
+                    {
+                        self.granted.push(call)
                     }
                     _ => {}
                 }
@@ -197,6 +207,47 @@ fn a_session_of_many_locks_that_is_watched() {
     }
 }
 
+/// Waiters for the slots of a semaphore, and one holder of all of it in front of them.
+fn with_waiters(all: u64) -> Alone {
+    let mut alone = Alone::boot(machine_with_leases(all + 1, 600_000), level::HIGHEST);
+    alone.run(1000);
+    let lock = |lease: u64, mode| {
+        let lock = Lock { name: "l".into(), lease: lease as LeaseId, mode, call: u128::from(lease), ..Lock::default() };
+        Input::Lock { call: lease, lock: Box::new(lock) }
+    };
+    alone.step(vec![lock(all + 1, Mode::Exclusive)]);
+    for first in (1..=all).step_by(1000) {
+        alone.step((first..=all.min(first + 999)).map(|lease| lock(lease, Mode::Slots(all as u32))).collect());
+        alone.run(10);
+    }
+    assert_eq!((std::mem::take(&mut alone.granted), alone.replica.status().level), (vec![all + 1], 1));
+    alone.take_longest();
+    alone
+}
+
+#[test]
+fn very_many_waiters_are_told_in_order_that_they_hold() {
+    let all = limits::LOCK_GRANTS_AT_ONCE as u64 + 100;
+    let mut alone = with_waiters(all);
+    alone.step(vec![Input::Propose { call: 0, command: Command::LeaseRevoke { lease: all as LeaseId + 1 } }]);
+    alone.run(100);
+    assert!(alone.granted.iter().copied().eq(1..=all), "{} were told", alone.granted.len());
+}
+
+#[test]
+#[ignore = "prints figures"]
+fn waiters_for_a_semaphore() {
+    for all in numbers(&[1000, 10_000, 99_999]) {
+        let mut alone = with_waiters(all);
+        let began = on_cpu();
+        alone.step(vec![Input::Propose { call: 0, command: Command::LeaseRevoke { lease: all as LeaseId + 1 } }]);
+        alone.run(100);
+        assert_eq!(alone.granted.len() as u64, all);
+        let (took, (longest, steps)) = (on_cpu() - began, alone.take_longest());
+        println!("{all:7} slots granted after one release: {took:9.1?} in {steps} steps, longest {longest:9.1?}");
+    }
+}
+
 fn machine_with_leases(all: u64, ttl_ms: u64) -> Machine {
     let mut machine = Machine::new();
     machine.skip(1, FIRST_TERM);
@@ -212,7 +263,7 @@ fn machine_with_leases(all: u64, ttl_ms: u64) -> Machine {
 /// renewed, and ends when it must.
 #[test]
 fn leases_that_a_new_leader_has_not_looked_at() {
-    let mut alone = Alone::boot(machine_with_leases(10_000, 3000));
+    let mut alone = Alone::boot(machine_with_leases(10_000, 3000), level::LOWEST);
     assert_eq!(alone.replica.wake_ms(), alone.now_ms + 1, "there is more to look at");
     let leases = |alone: &Alone| alone.replica.status().leases;
     alone.step(vec![
@@ -237,7 +288,7 @@ fn leases_that_a_new_leader_has_not_looked_at() {
 #[ignore = "prints figures"]
 fn leading_with_many_leases() {
     for all in numbers(&[1000, 10_000, 100_000, 1_000_000]) {
-        let mut alone = Alone::boot(machine_with_leases(all, 60_000));
+        let mut alone = Alone::boot(machine_with_leases(all, 60_000), level::LOWEST);
         assert_eq!(alone.replica.status().leader, 1);
         let (first, _) = alone.take_longest();
         alone.run(1900);

@@ -92,7 +92,7 @@ kinds! {
     Command::RaiseLevel { .. } => "command RaiseLevel",
     Command::CompareStates => "command CompareStates",
     Command::PinLevel { .. } => "command PinLevel",
-    Command::EndLeases => "command EndLeases",
+    Command::Continue => "command Continue",
 }
 
 /// Nothing in this world tells a member yet that its peers refuse it: it learns of its removal from the log or by asking.

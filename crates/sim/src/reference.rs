@@ -334,7 +334,7 @@ fn is_members_own(command: &Command) -> bool {
             | Command::Leave(_)
             | Command::Compact { .. }
             | Command::Alarm(_)
-            | Command::EndLeases
+            | Command::Continue
             | Command::RaiseLevel { .. }
             | Command::CompareStates
     )

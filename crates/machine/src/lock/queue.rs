@@ -188,24 +188,32 @@ impl Queue {
         if self.len() >= limits::LOCK_ENTRIES { Err(Refusal::TooManyWaiters) } else { Ok(()) }
     }
 
-    /// Grants what is due until nothing is, or until something is due that may not hold: gives that.
+    /// Grants what is due until nothing is, until `room` is used up, or until something is due that may not hold: gives
+    /// that. A round of a barrier is granted as a whole or not at all.
     pub fn grant_due(
         &mut self,
         wall_ms: u64,
+        room: &mut usize,
         may_hold: impl Fn(&LockEntry) -> bool,
         changes: &mut LockChanges,
     ) -> SmallVec<[Arc<LockEntry>; 1]> {
         loop {
-            let due = self.due();
+            let due = if *room == 0 { 0 } else { self.due() };
             let next = self.entries.after(self.last_granted).take(due);
             let ending: SmallVec<[_; 1]> = next.filter(|entry| !may_hold(entry)).cloned().collect();
             if due == 0 || !ending.is_empty() {
                 return ending;
             }
+            *room = room.saturating_sub(due);
             for entry in (0..due).map_while(|_| self.grant_next(wall_ms)) {
                 changes.push(LockChange::Granted(entry));
             }
         }
+    }
+
+    /// Whether something could be granted, as far as its leases live.
+    pub fn has_due(&self) -> bool {
+        self.due() > 0
     }
 
     /// How many of the first waiting entries are to be granted together now.
@@ -513,7 +521,8 @@ mod tests {
                     let ended = queue.iter().nth(position).cloned();
                     ended.iter().for_each(|entry| queue.remove(entry));
                 }
-                queue.grant_due(0, |_| true, &mut changes);
+                let mut room = usize::MAX;
+                queue.grant_due(0, &mut room, |_| true, &mut changes);
                 changes.clear();
                 if longest < 100 || token % 97 == 0 {
                     check(&queue);

@@ -22,6 +22,11 @@ use crate::mvcc::{EMPTY_REVISION, Store, shared};
 use crate::origin::MemberOrigins;
 use crate::{Event, KeyValue, LeaseId, LockEnd, Machine, Revision, View, limits};
 
+/// Where records of a kind stand. Those of the history are one kind.
+fn order(tag: u8) -> u8 {
+    if matches!(tag, tag::PUT_OF_BASE | tag::DELETE | tag::NO_EVENT) { tag::PUT } else { tag }
+}
+
 /// Builds a machine from chunks given in order.
 pub struct Restore {
     view: View,
@@ -94,17 +99,16 @@ impl Restore {
     fn read_record(&mut self, record: &[u8]) -> ReadResult<()> {
         let mut reader = Reader::new(record);
         let tag = reader.byte()?;
-        let is_event = |tag| matches!(tag, tag::PUT | tag::PUT_OF_BASE | tag::DELETE);
         let in_order = match self.last_tag {
             0 => tag == tag::HEADER,
             tag::END => return Err("records after the end"),
-            last => tag != tag::HEADER && (tag >= last || (is_event(tag) && is_event(last))),
+            last => tag != tag::HEADER && order(tag) >= order(last),
         };
         if !in_order {
             return Err("records out of order");
         }
-        if !is_event(tag) && is_event(self.last_tag) {
-            self.end_commit()?;
+        if order(tag) != tag::PUT && order(self.last_tag) == tag::PUT {
+            self.end_last_commit()?;
         }
         if tag != tag::END {
             self.hasher.record(record);
@@ -146,6 +150,7 @@ impl Restore {
             }
             tag::BASE => self.base(&mut reader)?,
             tag::PUT | tag::PUT_OF_BASE | tag::DELETE => self.event(tag, &mut reader)?,
+            tag::NO_EVENT if self.format > THIRD_FORMAT => self.no_event(reader.signed()?)?,
             tag::ENTRY => self.entry(&mut reader)?,
             tag::RECENT => self.recent(&mut reader)?,
             tag::END => self.end(&mut reader)?,
@@ -256,6 +261,21 @@ impl Restore {
         Ok(written.event(&self.events))
     }
 
+    /// A revision that wrote nothing.
+    fn no_event(&mut self, revision: Revision) -> ReadResult<()> {
+        self.end_last_commit()?;
+        if revision != self.view.store.history.next() {
+            return Err("a revision is missing");
+        }
+        self.view.store.commit(SmallVec::new());
+        Ok(())
+    }
+
+    /// Ends the commit whose events were read, if the last record was one of them.
+    fn end_last_commit(&mut self) -> ReadResult<()> {
+        if self.events.is_empty() { Ok(()) } else { self.end_commit() }
+    }
+
     fn end_commit(&mut self) -> ReadResult<()> {
         if self.events.is_empty() {
             return Err("a revision is missing");
@@ -293,7 +313,7 @@ impl Restore {
         let kv = self.view.store.live(&entry.key).filter(|kv| kv.create_revision == entry.token);
         // The key's bytes are shared with the key space.
         let key = kv.ok_or("a lock entry without its key")?.key.clone();
-        self.view.locks.restore(LockEntry { key, ..entry })
+        self.view.locks.restore(LockEntry { key, ..entry }, self.view.level >= 1)
     }
 
     fn recent(&mut self, reader: &mut Reader) -> ReadResult<()> {

@@ -40,7 +40,7 @@ pub fn command() -> impl Strategy<Value = Command> {
         1 => alarm().prop_map(Command::Alarm),
         1 => member().prop_map(Command::Publish),
         1 => member_change().prop_map(Command::ChangeMembers),
-        1 => Just(Command::EndLeases),
+        1 => Just(Command::Continue),
         1 => (level::LOWEST..=level::HIGHEST).prop_map(|level| Command::RaiseLevel { level }),
         1 => option::of(level::LOWEST..=level::HIGHEST + 1).prop_map(|level| Command::PinLevel { level }),
     ]

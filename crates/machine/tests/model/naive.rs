@@ -383,7 +383,7 @@ impl Naive {
             Command::LeaseCheckpoint { term: proposed, .. } if *proposed != term => Ok(Reply::LeasesCheckpointed),
             Command::LeaseCheckpoint { .. } => self.sound().map(|()| Reply::LeasesCheckpointed),
             // None has as many keys as would be left for it.
-            Command::EndLeases => self.sound().map(|()| Reply::LeasesEnded { deleted: 0 }),
+            Command::Continue => self.sound().map(|()| Reply::Continued { deleted: 0, granted: 0 }),
             Command::CompareStates => Ok(Reply::StatesCompared),
             Command::RaiseLevel { level } => {
                 self.sound()?;

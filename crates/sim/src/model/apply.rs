@@ -90,7 +90,7 @@ impl Model {
             Command::ChangeMembers(change) => self.change_members(change).map(|()| Reply::MembersChanged),
             Command::CompareStates => Ok(Reply::StatesCompared),
             // No lease in this world has more keys than one command deletes.
-            Command::EndLeases => Ok(Reply::LeasesEnded { deleted: 0 }),
+            Command::Continue => Ok(Reply::Continued { deleted: 0, granted: 0 }),
             Command::RaiseLevel { level } => match self.level_pin {
                 Some(pin) if *level > pin => Err(Refusal::LevelPinned { level: *level, pin }),
                 _ => {

@@ -73,7 +73,7 @@ impl Traffic {
             doing.push(propose(Command::Alarm(AlarmChange::Clear(alarm))));
         }
         if self.mood == Mood::Busy && self.random.percent(1) {
-            doing.push(propose(Command::EndLeases));
+            doing.push(propose(Command::Continue));
         }
         if wide.raises_alarms && self.mood == Mood::Busy && self.random.percent(1) {
             let alarm = Alarm { member: 1, kind: AlarmKind::NoSpace };
