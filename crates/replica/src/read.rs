@@ -81,7 +81,10 @@ impl Replica {
         (u64::from_be_bytes(*boot) == self.config.boot).then(|| u64::from_be_bytes(context))
     }
 
+    /// Answers what is confirmed and applied. Calls that were given up earlier in this step are not answered: their
+    /// callers are gone and would not give a grant back.
     pub(crate) fn do_confirmed(&mut self) {
+        self.cancel_rest();
         while let Some(confirmed) = self.reads.take_ready(self.machine.applied_index()) {
             for waiting in confirmed {
                 match waiting.what {

@@ -292,7 +292,8 @@ impl Replica {
             }
             self.take(input);
         }
-        self.cancel_rest();
+        // Grants are told only now: a call that is given up in this step is told nothing, whichever came first.
+        self.do_confirmed();
         self.crank();
         if !self.failed {
             self.end_step();
@@ -507,7 +508,6 @@ impl Replica {
             Some(PeerMessage::Removed { cluster, applied }) => self.take_removed(from, cluster, applied),
             Some(PeerMessage::Vouch { term, committed, question }) => {
                 self.take_vouch(from, term, committed, &question);
-                self.do_confirmed();
             }
             Some(PeerMessage::AskHash { term, index }) => self.take_hash_question(from, term, index),
             Some(PeerMessage::TellHash { term, index, hash }) => self.take_hash(from, term, index, hash),

@@ -9,9 +9,10 @@ use harness::config;
 use members::{Asked, Cluster, MEMBERS, raft_message};
 use raft::eraftpb::MessageType;
 use tenure_machine::*;
-use tenure_replica::{CallId, Config, Failure};
+use tenure_replica::{CallId, Config, Failure, Input};
 
 const RAFT: u8 = 0;
+const VOUCH: u8 = 10;
 const HOLDER: LeaseId = 8;
 const WAITER: LeaseId = 7;
 
@@ -183,4 +184,35 @@ fn a_leader_that_slept_does_not_believe_its_own_commit() {
         story.cluster.run_until("the commit", |cluster| Story::has_granted(cluster, other));
         story.end_and_wake();
     }
+}
+
+/// Seeds 27 and 120000474 of the simulation: what confirms the grant is taken in the same step as the cancel, behind it
+/// or before it.
+#[test]
+fn a_call_that_is_given_up_before_the_word_comes_is_not_granted() {
+    let mut reached = 0;
+    for (seed, is_cancelled_first) in (0..60).flat_map(|seed| [(seed, true), (seed, false)]) {
+        let mut story = Story::new(seed, &MEMBERS, false);
+        let (leader, teller, waiting) = (story.leader, story.teller, story.waiting);
+        story.cluster.copied = Some((leader, teller, VOUCH));
+        story.release();
+        story.cluster.run_until("the grant", |cluster| Story::has_granted(cluster, teller));
+        story.cluster.isolate(teller);
+        story.cluster.run(2);
+        let word = story.cluster.copies.last().map(|packet| packet.message.clone());
+        let Some(message) = word.filter(|_| !story.cluster.outcomes.contains_key(&waiting)) else { continue };
+        reached += 1;
+        story.cluster.cancel(teller, waiting);
+        let inputs = &mut story.cluster.host(teller).inputs;
+        inputs.push(Input::Message { from: leader, message });
+        if !is_cancelled_first {
+            inputs.reverse();
+        }
+        story.cluster.run(2);
+        story.cluster.heal();
+        story.cluster.run(300);
+        let places = story.cluster.hosts[&teller].replica.machine().state().lock_queue(b"job").count();
+        assert_eq!((places, story.cluster.counts.grants), (0, 1), "seed {seed}: it is not left, or is told");
+    }
+    assert!(reached > 0, "the word never comes behind the commit");
 }
