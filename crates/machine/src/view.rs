@@ -194,6 +194,14 @@ impl View {
         self.locks.queues.range::<_, [u8]>(bounds).map(|(name, _)| &name[..])
     }
 
+    /// All holders, with the names of their locks.
+    pub fn holders(&self) -> impl Iterator<Item = (&[u8], &Arc<LockEntry>)> + '_ {
+        self.locks
+            .queues
+            .iter()
+            .flat_map(|(name, queue)| queue.iter().take(queue.granted()).map(move |entry| (&name[..], entry)))
+    }
+
     /// Holders whose time has ended, oldest first, over all locks; a bounded number.
     pub fn recent_holders(&self) -> impl DoubleEndedIterator<Item = &RecentHolder> + '_ {
         self.locks.recent.iter()

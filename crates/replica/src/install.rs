@@ -292,17 +292,19 @@ impl Replica {
 
     /// What sessions held before and do not hold now is lost, by whatever means.
     fn tell_sessions_of_gap(&mut self, old: &View) {
+        if self.sessions.is_empty() {
+            return;
+        }
         let new = self.machine.state();
-        for (lease, stream) in &self.sessions {
-            let keys = old.lease(*lease).map(|lease| lease.keys).unwrap_or_default();
-            for (name, entry) in keys.iter().filter_map(|key| old.lock_entry(key)) {
-                let is_held = new.lock_entry(&entry.key).is_some_and(|(_, now)| now.token == entry.token);
-                if entry.granted_wall_ms.is_some() && !is_held {
-                    let (name, token) = (Bytes::copy_from_slice(name), entry.token);
-                    let cause = recent_end(new, token).unwrap_or(LockEnd::LeaseExpired);
-                    let notice = SessionNotice::Lost { name, token, cause };
-                    self.outputs.push(Output::Session { stream: *stream, notice });
-                }
+        // Not by the keys of the lease: another client's put may have taken the lease from the key of a place.
+        for (name, entry) in old.holders() {
+            let Some(stream) = self.sessions.get(&entry.lease) else { continue };
+            let is_held = new.lock_entry(&entry.key).is_some_and(|(_, now)| now.token == entry.token);
+            if !is_held {
+                let (name, token) = (Bytes::copy_from_slice(name), entry.token);
+                let cause = recent_end(new, token).unwrap_or(LockEnd::LeaseExpired);
+                let notice = SessionNotice::Lost { name, token, cause };
+                self.outputs.push(Output::Session { stream: *stream, notice });
             }
         }
     }

@@ -386,6 +386,38 @@ fn lock_watches_and_sessions_are_told() {
     assert_eq!(told, 1, "{:?}", cluster.session_notices);
 }
 
+/// Another client's put has taken the lease from the key of the place, which is not among the lease's keys any more.
+#[test]
+fn a_session_is_told_of_a_place_whose_key_was_overwritten() {
+    let (mut cluster, leader, follower) = cluster(9);
+    let grant = LeaseGrant { lease: 7, ttl_ms: 60_000, client: Bytes::new() };
+    cluster.propose(leader, Asked::Other, Command::LeaseGrant(grant));
+    cluster.run(50);
+    cluster.lock(follower, 7);
+    cluster.run(50);
+    let key = Bytes::from(lock::entry_key(b"job", 7));
+    let put = Put {
+        key: key.clone(),
+        value: key.clone(),
+        lease: 0,
+        prev_kv: false,
+        ignore_value: false,
+        ignore_lease: false,
+    };
+    cluster.propose(leader, Asked::Other, Command::Put(put));
+    cluster.host(follower).inputs.push(Input::SessionOpened { stream: 2, lease: 7 });
+    cluster.run(50);
+    leave_behind(&mut cluster, follower);
+    let leader = cluster.wait_for_leader();
+    cluster.propose(leader, Asked::Other, Command::Delete(Delete { keys: Keys::One(key), prev_kv: false }));
+    cluster.run(50);
+    catch_up(&mut cluster, follower);
+    assert_eq!(cluster.counts.snapshots, 1);
+    let is_loss = |notice: &SessionNotice| matches!(notice, SessionNotice::Lost { cause: LockEnd::Released, .. });
+    let told = cluster.session_notices.iter().filter(|(_, stream, notice)| *stream == 2 && is_loss(notice)).count();
+    assert_eq!(told, 1, "{:?}", cluster.session_notices);
+}
+
 /// Raft must not begin an election while a snapshot is not durable, however long that takes.
 #[test]
 fn a_slow_disk_while_a_snapshot_is_installed() {
