@@ -92,7 +92,7 @@ impl Replica {
     }
 
     /// A lease asked again for a lock that it has: all of its time begins anew. It may have more: a new leader adds a
-    /// margin. An expiry that is in flight stands behind the renewal in the log, and takes effect.
+    /// margin. No expiry stands behind the renewal in the log: see [`Replica::expire_due`].
     pub(crate) fn renewed_by_lock(&mut self, lease: LeaseId, ttl_ms: u64) {
         let deadline = self.running_ms() + ttl_ms;
         self.deadlines.note_renewed(lease);

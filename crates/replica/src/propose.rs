@@ -1,6 +1,6 @@
 //! From a command to an entry of the log, and what waits for it to be applied.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::Bytes;
 use raft::eraftpb::{Entry, Message, MessageType};
@@ -81,8 +81,11 @@ impl Replica {
         if self.proposals.has_from(index) {
             self.proposals.displace_from(index);
         }
-        if let Command::LeaseGrant(grant) = &envelope.command {
-            self.granting.insert(grant.lease);
+        match &envelope.command {
+            Command::LeaseGrant(grant) => drop(self.granting.insert(grant.lease)),
+            // Below level 1 it renews nothing.
+            Command::Lock(lock) if self.config.highest_level >= 1 => self.locking.push_back((index, lock.lease)),
+            _ => {}
         }
         Ok((index, term))
     }
@@ -288,9 +291,16 @@ impl Replica {
         let cost = |lease| 1 + state.lease_key_count(lease);
         let (budget, patience_ms) = (self.config.expiry_budget, self.config.tick_ms);
         let mut leases = self.deadlines.take_due(self.running_ms(), budget, patience_ms, cost);
-        if !self.granting.is_empty() {
-            // Such an id is being revoked and granted anew: an expiry behind that would end the new lease.
-            let (again, due): (Vec<_>, Vec<_>) = leases.into_iter().partition(|lease| self.granting.contains(lease));
+        let applied = self.machine.applied_index();
+        while self.locking.front().is_some_and(|(index, _)| *index <= applied) {
+            self.locking.pop_front();
+        }
+        if !leases.is_empty() && (!self.granting.is_empty() || !self.locking.is_empty()) {
+            // Such an id is being revoked and granted anew, or its lease asks for a lock, which may renew it: an expiry
+            // behind that would end a lease that has all of its time.
+            let locking: BTreeSet<LeaseId> = self.locking.iter().map(|(_, lease)| *lease).collect();
+            let is_kept = |lease: &LeaseId| self.granting.contains(lease) || locking.contains(lease);
+            let (again, due): (Vec<_>, Vec<_>) = leases.into_iter().partition(is_kept);
             leases = due;
             self.keep_leases(&again);
         }

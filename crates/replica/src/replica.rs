@@ -4,7 +4,7 @@
 //! is to be persisted goes out, what is committed is applied and answered, what was confirmed is
 //! read. Everything a step does is in its outputs, in the order in which it must be done.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::{Bytes, BytesMut};
 use raft::eraftpb::{Entry, HardState as RaftHardState, Message};
@@ -142,6 +142,8 @@ pub struct Replica {
     pub(crate) history_samples: std::collections::VecDeque<(u64, i64)>,
     /// Leases whose grant this leader has proposed and not yet applied.
     pub(crate) granting: BTreeSet<LeaseId>,
+    /// Indexes and leases of Lock commands that this leader has appended, in order, until they are applied.
+    pub(crate) locking: VecDeque<(u64, LeaseId)>,
     pub(crate) alarm_asked: bool,
     /// Whether the data was beyond the quota while the alarm was raised.
     pub(crate) was_full: bool,
@@ -260,6 +262,7 @@ impl Replica {
             delivered: BTreeMap::new(),
             history_samples: Default::default(),
             granting: BTreeSet::new(),
+            locking: VecDeque::new(),
             alarm_asked: false,
             was_full: false,
             compact_asked: false,

@@ -79,6 +79,7 @@ impl Replica {
         self.node.raft.set_randomized_election_timeout(ticks);
         (self.alarm_asked, self.compact_asked, self.continue_asked) = (false, false, false);
         self.granting.clear();
+        self.locking.clear();
         self.levels = Levels::default();
         self.compares.begin_again();
         self.greeted = Greeted::default();

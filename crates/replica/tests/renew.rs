@@ -73,6 +73,35 @@ fn locking_again_renews_the_lease_from_level_1_on() {
     assert!(lives_by_locking_again(1, 11));
 }
 
+/// The lease's time is over while a Lock that renews it waits for a quorum. An expiry behind it in the log would end the
+/// lease right after its client was told that it has all of its time.
+#[test]
+fn a_lease_does_not_expire_behind_a_lock_that_renews_it() {
+    let mut renewed = 0;
+    for seed in 0..20 {
+        let (mut cluster, leader, _) = cluster_at(1, seed, &[]);
+        cluster.lock(leader, 7);
+        cluster.run(20);
+        cluster.keep_alive(leader, 7);
+        cluster.run(TTL_MS - 10);
+        cluster.isolate(leader);
+        let call = cluster.lock(leader, 7);
+        cluster.run(60);
+        cluster.heal();
+        cluster.run(60);
+        if cluster.status(leader).leader != leader {
+            continue;
+        }
+        renewed += 1;
+        assert_eq!(cluster.outcomes.get(&call), Some(&None), "seed {seed}: it is granted");
+        cluster.run(TTL_MS / 2);
+        assert!(has_lease(&cluster, leader), "seed {seed}");
+        cluster.run(TTL_MS);
+        assert!(!has_lease(&cluster, leader), "seed {seed}: it ends when it is not renewed");
+    }
+    assert!(renewed > 0, "no leader stays");
+}
+
 #[test]
 fn a_leader_deletes_all_keys_of_a_lease_with_very_many() {
     let (mut cluster, leader, follower) = cluster_at(1, 12, &[]);
