@@ -9,7 +9,8 @@
 //!   changes nothing.
 //! - An unlock that was not answered was carried out if its token is not held any more. Otherwise it is sent again: it
 //!   names the token, so it cannot release a later tenure.
-//! - A tenure whose token is missing from the list has ended.
+//! - A tenure of which a name is missing from the list has ended. Several locks are held together or not at all: what is
+//!   left of them is given back.
 //! - A renewal is never repeated. Opening a stream renews the lease, and the lifecycle decides when the next one is due.
 //!
 //! A caller may go away at any moment ([`Input::Abandon`]): before its request is sent, while it waits, or after the
@@ -30,6 +31,9 @@ pub type Number = u64;
 pub type Token = i64;
 /// The locks that one request is about: several are taken and given back together.
 pub type Names = Arc<[String]>;
+
+/// The names that a session holds under each token.
+pub type Held = BTreeMap<Token, BTreeSet<String>>;
 
 /// The number of the request that opens a stream.
 pub const OPEN: Number = 1;
@@ -58,10 +62,10 @@ pub enum Input {
     },
     /// The request that opens a stream is about to be sent.
     Opening,
-    /// The stream is open: this was confirmed for it, and these tokens are held.
+    /// The stream is open: this was confirmed for it, and these locks are held.
     Opened {
         ttl_ms: u64,
-        held: BTreeSet<Token>,
+        held: Held,
     },
     /// The stream, or the attempt to open one, has failed.
     Broken,
@@ -81,7 +85,7 @@ pub enum Input {
         number: Number,
         ttl_ms: u64,
     },
-    /// The server says that a tenure has ended.
+    /// The server says that a lock of a tenure is lost, and with it the tenure.
     Lost {
         token: Token,
         cause: Cause,
@@ -173,9 +177,21 @@ pub struct Requests {
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Asked {
-    Lock { ticket: Ticket, names: Names, sent: Sent },
-    Unlock { ticket: Ticket, names: Names, token: Token, sent: Sent },
-    Renew { renewal: u64 },
+    Lock {
+        ticket: Ticket,
+        names: Names,
+        sent: Sent,
+    },
+    /// Without a ticket, the rest of a tenure that has lost one of its locks.
+    Unlock {
+        ticket: Option<Ticket>,
+        names: Names,
+        token: Token,
+        sent: Sent,
+    },
+    Renew {
+        renewal: u64,
+    },
 }
 
 /// Whether the server may know of a request.
@@ -234,7 +250,7 @@ impl Requests {
             }
             Input::Abandon { ticket } => self.abandon(ticket, &mut effects),
             Input::Unlock { ticket, names, token } => {
-                self.ask(Asked::Unlock { ticket, names, token, sent: Sent::Never }, &mut effects);
+                self.ask(Asked::Unlock { ticket: Some(ticket), names, token, sent: Sent::Never }, &mut effects);
             }
             Input::Renew { renewal } => self.renew(renewal, &mut effects),
             Input::Opening => self.link = Link::Opening { confirms: self.renewal },
@@ -248,7 +264,7 @@ impl Requests {
                     self.confirm(renewal, ttl_ms, &mut effects);
                 }
             }
-            Input::Lost { token, cause } => self.end_tenure(token, cause, &mut effects),
+            Input::Lost { token, cause } => self.lost(token, cause, &mut effects),
             Input::Ended => {
                 let owed = std::mem::take(&mut self.owed);
                 effects.extend(owed.into_iter().map(|ticket| Effect::Settled { ticket }));
@@ -333,7 +349,8 @@ impl Requests {
 
     fn give_back(&mut self, ticket: Ticket, token: Token, effects: &mut Vec<Effect>) {
         if let Some(Tenure { names, .. }) = self.tenures.get(&token) {
-            self.ask(Asked::Unlock { ticket, names: names.clone(), token, sent: Sent::Never }, effects);
+            let (ticket, names) = (Some(ticket), names.clone());
+            self.ask(Asked::Unlock { ticket, names, token, sent: Sent::Never }, effects);
         }
     }
 
@@ -367,9 +384,13 @@ impl Requests {
                 self.tickets.remove(&ticket);
                 self.answer(ticket, Effect::Refuse { ticket }, effects);
             }
-            Some(Asked::Unlock { ticket, token, .. }) => {
+            Some(Asked::Unlock { ticket, names, token, .. }) => {
                 self.end_tenure(token, Cause::Released, effects);
-                self.answer(ticket, Effect::Refuse { ticket }, effects);
+                // One of them has another holder. Below level 1 the others are not released then.
+                self.give_back_each(&names, token, effects);
+                if let Some(ticket) = ticket {
+                    self.answer(ticket, Effect::Refuse { ticket }, effects);
+                }
             }
             Some(Asked::Renew { .. }) | None => {}
         }
@@ -378,7 +399,9 @@ impl Requests {
     fn unlocked(&mut self, number: Number, released: bool, effects: &mut Vec<Effect>) {
         if let Some(Asked::Unlock { ticket, token, .. }) = self.unanswered.remove(&number) {
             self.end_tenure(token, Cause::Released, effects);
-            self.answer(ticket, Effect::Released { ticket, released }, effects);
+            if let Some(ticket) = ticket {
+                self.answer(ticket, Effect::Released { ticket, released }, effects);
+            }
         }
     }
 
@@ -391,6 +414,27 @@ impl Requests {
         if let Some(Tenure { ticket, .. }) = self.tenures.remove(&token) {
             self.tickets.remove(&ticket);
             effects.push(Effect::TenureEnded { token, cause });
+        }
+    }
+
+    /// One of a tenure's locks is lost, so the caller is told that all are. The rest is given back, name by name: below
+    /// level 1 unlocking all of them would be refused.
+    fn lost(&mut self, token: Token, cause: Cause, effects: &mut Vec<Effect>) {
+        let names = self.tenures.get(&token).map(|tenure| tenure.names.clone());
+        self.end_tenure(token, cause, effects);
+        let is_given_back = |_: &Names| {
+            self.unanswered.values().any(|asked| matches!(asked, Asked::Unlock { token: of, .. } if *of == token))
+        };
+        if let Some(names) = names.filter(|names| names.len() > 1).filter(|names| !is_given_back(names)) {
+            self.give_back_each(&names, token, effects);
+        }
+    }
+
+    /// Gives back what is left of several locks.
+    fn give_back_each(&mut self, names: &Names, token: Token, effects: &mut Vec<Effect>) {
+        for name in names.iter().filter(|_| names.len() > 1) {
+            let names = [name.clone()].into();
+            self.ask(Asked::Unlock { ticket: None, names, token, sent: Sent::Never }, effects);
         }
     }
 
@@ -428,14 +472,18 @@ impl Requests {
     }
 
     /// Sends everything that is still to be done over the new stream, in the order in which it was asked for.
-    fn opened(&mut self, ttl_ms: u64, held: &BTreeSet<Token>, effects: &mut Vec<Effect>) {
+    fn opened(&mut self, ttl_ms: u64, held: &Held, effects: &mut Vec<Effect>) {
         if let Link::Opening { confirms: Some(renewal) } = std::mem::replace(&mut self.link, Link::Open) {
             self.confirm(renewal, ttl_ms, effects);
         }
-        let ended: Vec<Token> = self.tenures.keys().copied().filter(|token| !held.contains(token)).collect();
+        let is_whole = |(token, tenure): &(&Token, &Tenure)| {
+            held.get(token).is_some_and(|listed| tenure.names.iter().all(|name| listed.contains(name)))
+        };
+        let ended: Vec<Token> =
+            self.tenures.iter().filter(|tenure| !is_whole(tenure)).map(|(token, _)| *token).collect();
         for number in self.unanswered.keys().copied().collect::<Vec<_>>() {
             match self.unanswered.get(&number) {
-                Some(Asked::Unlock { token, sent, .. }) if !held.contains(token) => {
+                Some(Asked::Unlock { token, sent, .. }) if !held.contains_key(token) => {
                     let released = *sent == Sent::Before;
                     self.unlocked(number, released, effects);
                 }
@@ -443,7 +491,10 @@ impl Requests {
             }
         }
         for token in ended {
-            self.end_tenure(token, Cause::Taken, effects);
+            match held.contains_key(&token) {
+                true => self.lost(token, Cause::Taken, effects),
+                false => self.end_tenure(token, Cause::Taken, effects),
+            }
         }
         if let Some(renewal) = self.renewal {
             self.ask(Asked::Renew { renewal }, effects);

@@ -205,8 +205,9 @@ impl World {
             }
             Action::Opened => {
                 (self.stream, self.last_sent) = (Stream::Open, OPEN);
-                let held = self.server.place.filter(|place| place.is_granted).map(|place| place.token);
-                self.step(Input::Opened { ttl_ms: 10_000, held: held.into_iter().collect() });
+                let held: Vec<_> =
+                    self.server.place.filter(|place| place.is_granted).map(|place| place.token).into_iter().collect();
+                self.step(Input::Opened { ttl_ms: 10_000, held: tokens(&held) });
             }
             Action::Break => {
                 self.budget.breaks -= 1;
@@ -399,8 +400,9 @@ fn whatever_happens_nothing_is_left_behind() {
     assert!(states > 10_000, "only {states} states were visited");
 }
 
-fn tokens(tokens: &[Token]) -> BTreeSet<Token> {
-    tokens.iter().copied().collect()
+/// All names are held under each of these.
+fn tokens(tokens: &[Token]) -> Held {
+    tokens.iter().map(|token| (*token, names().iter().cloned().collect())).collect()
 }
 
 fn opened(requests: &mut Requests, held: &[Token]) -> Vec<Effect> {
@@ -462,6 +464,58 @@ fn a_tenure_that_is_missing_has_ended() {
     requests.step(Input::Broken);
     assert_eq!(opened(&mut requests, &[8]), [Effect::TenureEnded { token: 7, cause: Cause::Taken }]);
     assert_eq!(requests.step(Input::Abandon { ticket: 1 }), [Effect::Settled { ticket: 1 }]);
+}
+
+/// One of two locks was taken away: while the stream was broken, or over it.
+#[test]
+fn a_tenure_that_lost_one_of_its_locks_gives_back_the_rest() {
+    for is_told in [true, false] {
+        let both: Names = ["a".to_owned(), "b".to_owned()].into();
+        let mut requests = Requests::default();
+        opened(&mut requests, &[]);
+        requests.step(Input::Lock { ticket: 1, names: both.clone() });
+        requests.step(Input::Granted { number: 2, token: 7 });
+        let effects = match is_told {
+            true => requests.step(Input::Lost { token: 7, cause: Cause::Taken }),
+            false => {
+                requests.step(Input::Broken);
+                requests.step(Input::Opening);
+                let held = Held::from([(7, BTreeSet::from(["b".to_owned()]))]);
+                requests.step(Input::Opened { ttl_ms: 9_000, held })
+            }
+        };
+        let ended = Effect::TenureEnded { token: 7, cause: Cause::Taken };
+        let unlock = |number, name: &str| {
+            let request = Request::Unlock { names: [name.to_owned()].into(), token: 7 };
+            Effect::Send { number, request }
+        };
+        assert_eq!(effects, [ended, unlock(3, "a"), unlock(4, "b")]);
+        assert!(requests.expects_an_answer());
+        assert_eq!(requests.step(Input::Lost { token: 7, cause: Cause::Taken }), [], "the other one, too");
+        assert_eq!(requests.step(Input::Refused { number: 3, refusal: Refusal::Final }), []);
+        assert_eq!(requests.step(Input::Unlocked { number: 4, released: true }), []);
+        assert!(!requests.expects_an_answer());
+    }
+}
+
+#[test]
+fn what_is_left_of_several_locks_is_given_back_if_unlocking_all_is_refused() {
+    let both: Names = ["a".to_owned(), "b".to_owned()].into();
+    let mut requests = Requests::default();
+    opened(&mut requests, &[]);
+    requests.step(Input::Lock { ticket: 1, names: both.clone() });
+    requests.step(Input::Granted { number: 2, token: 7 });
+    requests.step(Input::Unlock { ticket: 2, names: both, token: 7 });
+    let ended = Effect::TenureEnded { token: 7, cause: Cause::Taken };
+    assert_eq!(requests.step(Input::Lost { token: 7, cause: Cause::Taken }), [ended], "it is being given back");
+    let effects = requests.step(Input::Refused { number: 3, refusal: Refusal::Final });
+    let unlock = |number, name: &str| {
+        let request = Request::Unlock { names: [name.to_owned()].into(), token: 7 };
+        Effect::Send { number, request }
+    };
+    assert_eq!(effects, [unlock(4, "a"), unlock(5, "b"), Effect::Refuse { ticket: 2 }]);
+    assert_eq!(requests.step(Input::Refused { number: 4, refusal: Refusal::Final }), []);
+    assert_eq!(requests.step(Input::Unlocked { number: 5, released: true }), []);
 }
 
 #[test]

@@ -13,8 +13,8 @@ use tenure_api::tenure::v1::recent_holder::End;
 use tenure_api::tenure::v1::session_request::Request as Ask;
 use tenure_api::tenure::v1::session_response::Response as Told;
 use tenure_api::tenure::v1::{
-    Holder, SessionCancel, SessionGranted, SessionLock, SessionOpen, SessionOpened, SessionRefused, SessionRenew,
-    SessionRequest, SessionResponse, SessionUnlock,
+    Holder, SessionCancel, SessionGranted, SessionHeld, SessionLock, SessionOpen, SessionOpened, SessionRefused,
+    SessionRenew, SessionRequest, SessionResponse, SessionUnlock,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
@@ -24,7 +24,7 @@ use tonic::{Code, Status, Streaming};
 use crate::connection::Connection;
 use crate::keeper::{HeldLease, Owed};
 use crate::lifecycle::{self, Cause};
-use crate::requests::{Effect, Input, Names, Number, OPEN, Refusal, Request, Requests, Ticket, Token, Wait};
+use crate::requests::{Effect, Held, Input, Names, Number, OPEN, Refusal, Request, Requests, Ticket, Token, Wait};
 use crate::{Client, LeaseId, diagnose};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -173,8 +173,11 @@ impl SessionStream {
         };
         match opened {
             Ok((open, SessionOpened { ttl_ms, held, .. })) => {
-                let held = held.iter().map(|held| held.fencing_token).collect();
-                let opened = Input::Opened { ttl_ms: u64::try_from(ttl_ms).unwrap_or(0), held };
+                let mut names = Held::new();
+                for SessionHeld { name, fencing_token } in held {
+                    names.entry(fencing_token).or_default().insert(name);
+                }
+                let opened = Input::Opened { ttl_ms: u64::try_from(ttl_ms).unwrap_or(0), held: names };
                 match self.step(opened, Said::Nothing, Some(&open)) {
                     Flow::GoesOn => Ok(open),
                     flow => Err(flow),

@@ -2,50 +2,24 @@
 //!
 //! Each test polls a future a number of times, waits until it is woken once more, so that what it waited for has
 //! come and is unread, and drops it there. It does that for every number of polls until the future ends.
-//! `crates/cli/tests/guard.rs` does the same with the real server.
+//! `crates/cli/tests/client.rs` does the same with the real server.
 
 mod fake;
+mod polled;
 
 use std::future::Future;
-use std::pin::{Pin, pin};
-use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
+use std::pin::Pin;
 use std::time::Duration;
 
 use fake::Fake;
+use polled::poll_and_drop;
 use tenure_client::{Client, Durations, LockError, Session};
-use tokio::sync::Notify;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// More polls than any of these futures takes.
 const MANY: usize = 100;
 
 type Acquiring = Pin<Box<dyn Future<Output = Result<(), LockError>>>>;
-
-/// Notes that a future wants to be polled.
-#[derive(Default)]
-struct Woken(Notify);
-
-impl Wake for Woken {
-    fn wake(self: Arc<Self>) {
-        self.0.notify_one();
-    }
-}
-
-/// Polls a future `polls` times, each time after it was woken, and drops it when it is woken again. Gives its output if
-/// it ends before.
-async fn poll_and_drop<Output>(work: impl Future<Output = Output>, polls: usize) -> Option<Output> {
-    let woken = Arc::new(Woken::default());
-    let waker = Waker::from(woken.clone());
-    let mut work = pin!(work);
-    for _ in 0..polls {
-        if let Poll::Ready(output) = work.as_mut().poll(&mut Context::from_waker(&waker)) {
-            return Some(output);
-        }
-        soon(woken.0.notified()).await;
-    }
-    None
-}
 
 async fn soon<Output>(work: impl Future<Output = Output>) -> Output {
     tokio::time::timeout(PATIENCE, work).await.expect("it comes to an end")

@@ -31,6 +31,8 @@
 //! - The search for deadlocks misses nothing that it searches, goes through semaphores with one slot, and refuses what
 //!   it cannot decide ([`Refusal::DeadlockUnknown`]).
 //! - A place whose lease has ended is never granted: it ends when its turn comes.
+//! - Of several locks that are unlocked together those are released that the token still holds. Unlocking is refused only
+//!   if the token holds none of them.
 //! - A lock request that names no holder is held in the name of the lease's client.
 //! - A lease that asks again for a lock that it has is renewed ([`crate::LeaseChange::Renewed`]).
 

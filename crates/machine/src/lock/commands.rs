@@ -208,15 +208,23 @@ impl View {
     pub(crate) fn unlock(&mut self, change: &mut Change, unlock: &Unlock) -> Result<Reply, Refusal> {
         self.check_sound()?;
         let mut held = SmallVec::<[_; 1]>::new();
+        let mut is_of_others = false;
         for name in &unlock.names {
             let Some(queue) = self.locks.queue(name) else { continue };
-            let entry = queue.holder(unlock.token).ok_or(Refusal::NotTheHolder)?;
+            let Some(entry) = queue.holder(unlock.token) else {
+                is_of_others = true;
+                continue;
+            };
             if unlock.epoch != 0 {
                 check_epoch(self.leases.epoch(entry.lease), unlock.epoch)?;
             }
             held.push((name, entry.clone(), queue.len() == 1));
         }
         let released = !held.is_empty();
+        // Of several locks one may have been taken away. From level 1 on the others are released all the same.
+        if is_of_others && (!released || self.level == 0) {
+            return Err(Refusal::NotTheHolder);
+        }
         for (name, entry, is_last) in held {
             self.release(change, name, entry, is_last);
         }

@@ -96,15 +96,21 @@ impl Model {
     }
 
     pub(super) fn unlock(&mut self, unlock: &Unlock) -> Result<Reply, Refusal> {
-        let mut held = Vec::new();
+        let (mut held, mut is_of_others) = (Vec::new(), false);
         for name in &unlock.names {
             let Some(places) = self.queues.get(&name[..]) else { continue };
             let granted = &places[..Model::granted(places)];
-            let place = granted.iter().find(|place| place.token == unlock.token).ok_or(Refusal::NotTheHolder)?;
+            let Some(place) = granted.iter().find(|place| place.token == unlock.token) else {
+                is_of_others = true;
+                continue;
+            };
             if unlock.epoch != 0 && self.lease(place.lease).map(|life| life.epoch) != Some(unlock.epoch) {
                 return Err(Refusal::SessionResumed);
             }
             held.push(place.key.clone());
+        }
+        if is_of_others && (held.is_empty() || self.level == 0) {
+            return Err(Refusal::NotTheHolder);
         }
         for key in &held {
             self.delete(key, LockEnd::Released);
