@@ -141,7 +141,7 @@ impl Held {
     }
 
     /// The last signature that the cluster gave for the grant, without asking; empty if it signs none. Good for one
-    /// TTL after it was made: whoever holds for longer asks for [`Held::signed_token`].
+    /// TTL at most after it was made: a client that holds for longer asks for [`Held::signed_token`].
     pub fn signature(&self) -> String {
         self.grant.signatures.newest(self.name())
     }

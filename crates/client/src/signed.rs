@@ -1,7 +1,9 @@
 //! A grant as the cluster signs it, for as long as it is held.
 //!
-//! A signature is good for one TTL, so that a leaked one is soon of no use; a lock may be held for much longer. The
-//! holder asks for another one when half of that time is over, and only if it wants to show one.
+//! A signature is good for as long as its lease had time left when it was made, at most one TTL, so that a leaked one is
+//! soon of no use. A lock may be held for much longer. A lease is renewed before half of its TTL has passed, or its
+//! holder is warned. So a signature is good for half of the TTL at least, and the holder asks for another one after a
+//! quarter, and only if it wants to show one.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -39,7 +41,7 @@ impl Signatures {
 
     fn fresh(&self, name: &str, ttl_ms: u64) -> Option<String> {
         let signed = self.lock().get(name)?.clone();
-        let is_fresh = clock::now_ms().saturating_sub(signed.asked_ms) <= ttl_ms / 2;
+        let is_fresh = clock::now_ms().saturating_sub(signed.asked_ms) <= ttl_ms / 4;
         is_fresh.then_some(signed.text)
     }
 
@@ -53,9 +55,9 @@ impl Signatures {
 }
 
 impl Held {
-    /// The grant as the cluster has signed it, for storages that verify tokens: good for another half of the TTL at
-    /// least, however long the lock has been held. Asks the server only if the last one is older. Of several locks taken
-    /// together, that of the first.
+    /// The grant as the cluster has signed it, for storages that verify tokens: good for another quarter of the TTL
+    /// at least while renewals get through, however long the lock has been held. Asks the server only if the last one is
+    /// older. Of several locks taken together, that of the first.
     pub async fn signed_token(&self) -> Result<String, LockError> {
         self.signed_token_for(self.name()).await
     }
