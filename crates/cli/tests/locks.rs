@@ -183,6 +183,24 @@ fn places_of_locks_are_deleted_only_by_force() {
 }
 
 #[test]
+fn a_member_protects_places_from_every_client() {
+    let place = Place::start_with(&["--protect-places"]);
+    place.tenure(&["put", "deploy/config", "x"]).ok();
+    let mut holding = place.running(&["lock", "deploy/prod"]);
+    holding.line();
+    let said = place.tenure(&["del", "--prefix", "deploy/", "--force"]).failed(1);
+    assert!(said.contains("a place of the lock \"deploy/prod\"") && said.contains("protect-places"), "{said}");
+    // Deep within a transaction, in the branch that is not taken.
+    let nested = r#"{"else": [{"txn": {"then": [{"del": {"key": "deploy/", "prefix": true}}]}}]}"#;
+    let said = place.reading(&["txn"], nested).failed(1);
+    assert!(said.contains("a place of the lock \"deploy/prod\""), "{said}");
+    assert_eq!(place.tenure(&["get", "deploy/config", "--value-only"]).ok(), "x\n", "nothing was deleted");
+    place.tenure(&["del", "deploy/config"]).ok();
+    assert_eq!(holding.let_go(), Some(0), "its holder unlocks it as ever");
+    place.tenure(&["del", "--prefix", "deploy/"]).ok();
+}
+
+#[test]
 fn sessions_are_listed_with_what_they_hold() {
     let place = Place::start();
     let mut holding = place.running(&["lock", "a", "--also", "b", "--holder", "ci-7"]);

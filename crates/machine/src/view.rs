@@ -177,6 +177,14 @@ impl View {
         Some((name, entry))
     }
 
+    /// The first key among these that a Lock call has made to be a place in a queue: the name of the lock, and the entry.
+    /// Places that a client has made by writing keys, as etcd's recipes do, are left to that client.
+    pub fn first_place(&self, keys: &crate::Keys) -> Option<(&[u8], &Arc<LockEntry>)> {
+        let places = self.store.live_in(keys).filter_map(|kv| self.locks.entry(&kv.key, kv.create_revision));
+        let (name, _, entry) = places.into_iter().find(|(_, _, entry)| entry.last_joiner.is_some())?;
+        Some((name, entry))
+    }
+
     /// The entry with this key and token, if it is granted.
     pub fn lock_grant(&self, key: &[u8], token: Revision) -> Option<&Arc<LockEntry>> {
         let (_, _, entry) = self.locks.entry(key, token)?;

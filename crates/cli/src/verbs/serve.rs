@@ -121,6 +121,9 @@ struct Tuning {
     /// Take part in no later feature level than this: a way back to an earlier release stays open
     #[arg(long, env = "TENURE_MAX_LEVEL", value_name = "N")]
     max_level: Option<u32>,
+    /// Refuse deletes of keys that are places of locks
+    #[arg(long, env = "TENURE_PROTECT_PLACES", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    protect_places: Option<bool>,
     /// How often an idle watch is told the revision, if it asked for it [default: 10m]
     #[arg(long, env = "TENURE_WATCH_PROGRESS_INTERVAL", value_name = "TIME", value_parser = checked_duration)]
     watch_progress_interval: Option<String>,
@@ -217,7 +220,8 @@ impl Serve {
                 settings.insert(key.to_owned(), Value::String(value.clone()));
             }
         }
-        for (key, value) in [("learner", learner), ("insecure", insecure)] {
+        let flags = [("learner", learner), ("insecure", insecure), ("protect-places", &tuning.protect_places)];
+        for (key, value) in flags {
             if let Some(value) = value {
                 settings.insert(key.to_owned(), Value::Boolean(*value));
             }

@@ -15,8 +15,12 @@ pub struct Place {
 
 impl Place {
     pub fn start() -> Place {
+        Place::start_with(&[])
+    }
+
+    pub fn start_with(flags: &[&str]) -> Place {
         let directory = tempfile::tempdir().unwrap();
-        Place { server: Server::start_in(&directory.path().join("data")), directory }
+        Place { server: Server::start_with(&directory.path().join("data"), flags), directory }
     }
 
     pub fn path(&self, name: &str) -> String {

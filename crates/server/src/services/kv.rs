@@ -11,7 +11,7 @@ use tenure_machine::{Command, Reply, Txn};
 use tenure_replica::Consistency;
 use tonic::{Request, Response, Status};
 
-use super::{Shared, answer, authorize, convert, errors, large, read};
+use super::{Shared, answer, authorize, convert, errors, large, places, read};
 use crate::member::{At, RangeAnswer};
 
 pub struct KvService(pub Arc<Shared>);
@@ -56,7 +56,11 @@ impl Kv for KvService {
         authorize("DeleteRange", request.metadata())?;
         let request = request.into_inner();
         convert::check_size(&request, self.0.config.limits.request_bytes)?;
-        let at = self.submit(Command::Delete(convert::delete(request)?)).await?;
+        let delete = convert::delete(request)?;
+        if self.0.config.protect_places {
+            places::protect(&self.0, [&delete]).await?;
+        }
+        let at = self.submit(Command::Delete(delete)).await?;
         let header = self.0.header(&at);
         match at.value {
             Reply::Delete { deleted, prev } => answer::delete(header, deleted, prev).await,
@@ -75,6 +79,9 @@ impl Kv for KvService {
         let txn = convert::txn(request, limits.transaction_operations)?;
         if let Some(consistency) = consistency {
             return self.read(txn, consistency).await;
+        }
+        if self.0.config.protect_places {
+            places::protect(&self.0, places::deletes(&txn)).await?;
         }
         let at = self.submit(Command::Txn(txn)).await?;
         let (header, revision) = (self.0.header(&at), at.revision);

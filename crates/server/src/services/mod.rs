@@ -29,6 +29,7 @@ mod lease;
 mod lock;
 mod maintenance;
 mod observe_election;
+mod places;
 mod produced;
 mod read;
 mod snapshot;
