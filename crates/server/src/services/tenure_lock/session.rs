@@ -182,6 +182,12 @@ enum What {
         joiner: u128,
         timeout: Option<Instant>,
     },
+    /// A Lock was given up. Its caller is told so when the place is left, and not before.
+    Leave {
+        name: Bytes,
+        code: Code,
+        why: &'static str,
+    },
     Unlock,
     Renew {
         came: Instant,
@@ -459,6 +465,9 @@ impl Session {
 
     fn answer(&mut self, number: u64, what: What, result: Result<Answered, Failure>) -> Result<(), Status> {
         match (what, result) {
+            (What::Leave { name, code, why }, Ok(_)) => {
+                self.tell_busy(number, code, why, &BusyReply { name, holder: None, waiting: 0 });
+            }
             // The entry was there before, perhaps in another mode and for another holder: it is looked up.
             (What::Lock { name, .. }, Ok(Answered::Lock(reply))) if reply.renewed && self.signs() => {
                 let (read, consistency) = (Read::View, Consistency::Serializable);
@@ -496,6 +505,11 @@ impl Session {
             }
             (_, Ok(other)) => return Err(Status::internal(format!("an unexpected answer: {other:?}"))),
             (What::Renew { .. } | What::Close, Err(failure)) => return Err(failed(failure)),
+            // Whether the place is left is not known. The client opens another stream and leaves it there.
+            (What::Leave { .. }, Err(failure)) => {
+                self.count(Done::LockRefused);
+                self.refuse(number, &Status::unavailable(failed(failure).message()));
+            }
             (What::Unlock, Err(failure)) => {
                 self.count(Done::UnlockRefused);
                 self.refuse(number, &failed(failure));
@@ -532,15 +546,17 @@ impl Session {
         sign::sign(keyring, &sign::Grant { cluster, name, slot, token, holder, mode, expires_at_ms })
     }
 
-    /// A Lock whose time is up, or that nobody wants any more, leaves its queues.
-    fn give_up(&mut self, call: CallId, code: Code, why: &str) {
+    /// A Lock whose time is up, or that is not wanted any more, leaves its queues. Its caller takes the refusal for the
+    /// end of it and never asks again, so it is told only when the leave is committed: this member may die before that.
+    fn give_up(&mut self, call: CallId, code: Code, why: &'static str) {
         if !matches!(self.under_way.get(&call), Some(UnderWay { what: What::Lock { .. }, .. })) {
             return;
         }
         if let Some((number, What::Lock { name, joiner, .. })) = self.end_call(call) {
             let leave = Leave { key: entry_key(&name, self.lease).into(), call: joiner };
-            self.stream.gather(Input::CancelLock { call, leave });
-            self.tell_busy(number, code, why, &BusyReply { name, holder: None, waiting: 0 });
+            self.stream.gather(Input::CancelLock { call, leave: leave.clone() });
+            let command = Command::Leave(leave);
+            self.call(number, What::Leave { name, code, why }, |call| Input::Propose { call, command });
         }
     }
 
