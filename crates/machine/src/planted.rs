@@ -52,6 +52,10 @@ pub enum Bug {
     NoticesOutOfOrder,
     /// A member whose every step is late takes each of them for the end of a pause.
     StopLeaseClock,
+    /// A circle is not found if it leads through a holder that shares its lock with an earlier one.
+    MissCircle,
+    /// A waiter for one of several slots is taken to wait for each of those who have them.
+    RefuseWithoutCircle,
 }
 
 thread_local! {

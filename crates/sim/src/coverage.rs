@@ -1,4 +1,5 @@
-//! Which kinds of inputs and commands a run has used. A kind that no seed ever sends is a kind that no seed can test.
+//! Which kinds of inputs and commands a run has used, and which circles of owners it has come to. A kind that no seed
+//! ever sends is a kind that no seed can test.
 //!
 //! The matches are exhaustive: a new variant does not compile before it is named here, and `tests/coverage.rs` fails
 //! until some seed sends it.
@@ -95,11 +96,19 @@ kinds! {
     Command::Continue => "command Continue",
 }
 
+/// Circles of owners that a request would have closed, by the steps that the refusal tells.
+pub const CIRCLES: [&str; 3] = ["circle of one", "circle of two", "circle of three or more"];
+
+/// The kind of the circle that a refusal tells.
+pub fn circle(cycle: &str) -> &'static str {
+    CIRCLES[cycle.split(", ").count().clamp(1, CIRCLES.len()) - 1]
+}
+
 /// Nothing in this world tells a member yet that its peers refuse it: it learns of its removal from the log or by asking.
 pub const NOT_YET: [&str; 1] = ["RefusedAsRemoved"];
 
 /// The kinds that these counts lack.
 pub fn missing(counts: &Counts) -> Vec<&'static str> {
-    let kinds = INPUTS.iter().chain(COMMANDS).copied().filter(|kind| !NOT_YET.contains(kind));
+    let kinds = INPUTS.iter().chain(COMMANDS).chain(&CIRCLES).copied().filter(|kind| !NOT_YET.contains(kind));
     kinds.filter(|kind| !counts.contains_key(kind)).collect()
 }

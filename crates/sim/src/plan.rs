@@ -7,7 +7,7 @@ use tenure_replica::Config;
 
 use crate::faults;
 use crate::random::Random;
-use crate::traffic::Action;
+use crate::traffic::{Action, owners};
 
 /// How members come and go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +28,8 @@ pub struct Wide {
     pub raise_us: u64,
     pub reuses_leases: bool,
     pub raises_alarms: bool,
+    /// How many owners name themselves in requests for locks; 0 if requests name none.
+    pub owners: u64,
     /// How long a step takes, at most: nothing else is done meanwhile.
     pub step_us: u64,
 }
@@ -166,7 +168,19 @@ impl Plan {
             fault_pace_us: 3_000_000 * slowness,
         };
         plan.widen(&mut Random::new(seed, 5));
+        plan.name_owners(&mut Random::new(seed, owners::PLAN));
         plan
+    }
+
+    /// Half of the wide seeds have owners: few of them, who want several locks each, so that they come to wait in
+    /// circles.
+    fn name_owners(&mut self, random: &mut Random) {
+        let Some(wide) = self.wide.as_mut().filter(|_| random.percent(50)) else { return };
+        wide.owners = random.between(2, 5);
+        self.lock_names = self.lock_names.max(random.between(2, 4));
+        self.shared_locks |= random.percent(70);
+        self.multi_locks |= random.percent(50);
+        self.weights.extend([(Action::Grant, 4), (Action::Lock, 25), (Action::Unlock, random.below(8))]);
     }
 
     /// Half of the seeds are wide, and one of 32 of them is large.
@@ -186,6 +200,7 @@ impl Plan {
             raise_us: if random.percent(60) { 0 } else { random.spread(0, self.active_us) },
             reuses_leases: random.percent(50),
             raises_alarms: random.percent(20),
+            owners: 0,
             step_us: if random.percent(30) { random.spread(100, 20_000) } else { 0 },
         });
         if random.percent(15) {

@@ -85,6 +85,8 @@ impl Planted {
                 Bug::ForgetGivenUp,
                 Bug::NoticesOutOfOrder,
                 Bug::StopLeaseClock,
+                Bug::MissCircle,
+                Bug::RefuseWithoutCircle,
             ];
             all.extend(inside.map(Inside));
             let in_storage = [

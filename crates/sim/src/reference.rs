@@ -241,6 +241,10 @@ impl Reference {
             let (machine, model) = (&applied.reply, &outcome.reply);
             return Err(format!("entry {index}, {command:?}: the machine replies {machine:?}, the model {model:?}"));
         }
+        if let (Command::Lock(lock), Err(Refusal::Deadlock { cycle })) = (command, &applied.reply) {
+            // A refusal leaves the model as it was.
+            self.model.tells_circle(lock, cycle).map_err(|what| format!("entry {index}, {command:?}: {what}"))?;
+        }
         if applied.revision != outcome.revision {
             let (machine, model) = (applied.revision, outcome.revision);
             return Err(format!("entry {index}, {command:?}: revision {machine} in the machine, {model} in the model"));
@@ -346,12 +350,13 @@ fn key_of(command: &Command) -> Bytes {
     encoded.into()
 }
 
-/// The model leaves out how the machine describes who holds a lock.
+/// The model leaves out how the machine describes who holds a lock and who waits in a circle.
 fn is_same(machine: &Result<Reply, Refusal>, model: &Result<Reply, Refusal>) -> bool {
     match (machine, model) {
         (Ok(Reply::Busy(machine)), Ok(Reply::Busy(model))) => {
             (&machine.name, machine.waiting) == (&model.name, model.waiting)
         }
+        (Err(Refusal::Deadlock { .. }), Err(Refusal::Deadlock { .. })) => true,
         (Ok(Reply::ForceReleased(_)), Ok(Reply::Unlocked { .. })) => true,
         (Ok(Reply::LockForgotten { .. }), Ok(Reply::LockForgotten { .. })) => true,
         (machine, model) => machine == model,

@@ -1,4 +1,4 @@
-//! Every input that a server can send, and every command, is sent by some seed.
+//! Every input that a server can send, and every command, is sent by some seed. Some seed refuses a circle of each kind.
 
 use tenure_sim::{Report, Setting, coverage, run};
 

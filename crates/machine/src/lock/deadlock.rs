@@ -124,6 +124,13 @@ impl Search<'_> {
         }
         let Some(queue) = self.locks.queue(name) else { return Ok(()) };
         for entry in queue.holders_and_entangled(after, upto).filter(|entry| !entry.owner.is_empty()) {
+            #[cfg(feature = "planted")]
+            if crate::planted::is(crate::planted::Bug::MissCircle)
+                && entry.granted_wall_ms.is_some()
+                && queue.iter().next().is_some_and(|first| first.token < entry.token)
+            {
+                continue;
+            }
             let waits = self.locks.owners.get(&entry.owner).map_or(0, |owner| owner.waiting.len());
             // A path leaves this queue only by another place in which the owner waits.
             let waits_here = usize::from(entry.granted_wall_ms.is_none());

@@ -154,6 +154,10 @@ impl Queue {
     /// none. An entry that waits for one of several slots does not wait for any particular one of those who have them.
     pub fn waits_up_to(&self, token: Revision, mode: Mode) -> Option<Revision> {
         let before = self.entries.before(token)?;
+        #[cfg(feature = "planted")]
+        if matches!(mode, Mode::Slots(_)) && crate::planted::is(crate::planted::Bug::RefuseWithoutCircle) {
+            return Some(before.token);
+        }
         if before.mode != mode || matches!(mode, Mode::Exclusive | Mode::Slots(1)) {
             return Some(before.token);
         }

@@ -4,6 +4,7 @@
 //! To add one: write it, and name it in [`all`].
 
 mod bounds;
+mod deadlocks;
 mod fencing;
 mod holders;
 mod leases;
@@ -51,6 +52,7 @@ pub fn all() -> Vec<Box<dyn Check>> {
         Box::new(leases::Leases::default()),
         Box::new(holders::Holders::default()),
         Box::new(locks::Locks::default()),
+        Box::new(deadlocks::Deadlocks::default()),
         Box::new(lock_watches::LockWatches::default()),
         Box::new(sessions::Sessions::default()),
         Box::new(fencing::Fencing::default()),

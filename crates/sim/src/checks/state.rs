@@ -141,11 +141,17 @@ fn compare_queues(view: &View, model: &Model) -> Result<(), String> {
         let expected: Vec<_> = places
             .iter()
             .enumerate()
-            .map(|(at, place)| (&place.key[..], place.token, place.lease, place.mode, place.last_joiner, at < granted))
+            .map(|(at, place)| {
+                let owner = &place.owner[..];
+                (&place.key[..], place.token, place.lease, place.mode, owner, place.last_joiner, at < granted)
+            })
             .collect();
         let found: Vec<_> = view
             .lock_queue(name)
-            .map(|e| (&e.key[..], e.token, e.lease, e.mode, e.last_joiner, e.granted_wall_ms.is_some()))
+            .map(|e| {
+                let is_granted = e.granted_wall_ms.is_some();
+                (&e.key[..], e.token, e.lease, e.mode, &e.owner[..], e.last_joiner, is_granted)
+            })
             .collect();
         if found != expected {
             return Err(format!("the queue {name:?} is {found:?}, not {expected:?}"));

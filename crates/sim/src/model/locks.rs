@@ -27,6 +27,10 @@ impl Model {
         if let Some(name) = busy.filter(|_| lock.try_once) {
             return Ok(Reply::Busy(self.busy(name)));
         }
+        if busy.is_some() && self.closes_circle(lock) {
+            // The words are the machine's to choose: see `tells_circle`.
+            return Err(Refusal::Deadlock { cycle: String::new() });
+        }
         for key in &keys {
             self.put(key, &lock.value, lock.lease);
             self.take_place(key, lock.lease, Some(lock));
@@ -83,8 +87,9 @@ impl Model {
         if matches!(mode, Mode::Barrier(_)) && places.iter().any(|place| place.mode == mode && !self.may_hold(place)) {
             return false;
         }
-        let (key, token, lease, together) = (Vec::new(), Revision::MAX, 0, Vec::new());
-        places.push(Place { key, token, lease, mode, last_joiner: None, slot: None, together });
+        let (key, owner, together) = (Vec::new(), Vec::new(), Vec::new());
+        let (token, lease) = (Revision::MAX, 0);
+        places.push(Place { key, token, lease, mode, owner, last_joiner: None, slot: None, together });
         Model::granted(&places) == places.len()
     }
 
@@ -162,6 +167,7 @@ impl Model {
             token,
             lease,
             mode: lock.map_or(Mode::Exclusive, |lock| lock.mode),
+            owner: lock.map_or_else(Vec::new, |lock| lock.owner.to_vec()),
             last_joiner: lock.map(|lock| lock.call),
             slot: None,
             together: names.filter(|other| other[..] != *name.as_bytes()).map(|other| other.to_vec()).collect(),

@@ -6,6 +6,7 @@
 //! range hold at revision 40", "was this lease there at index 57".
 
 mod apply;
+mod deadlocks;
 mod locks;
 mod members;
 mod range;
@@ -66,6 +67,8 @@ pub struct Place {
     pub token: Revision,
     pub lease: LeaseId,
     pub mode: Mode,
+    /// Empty if it was asked for without one.
+    pub owner: Vec<u8>,
     pub last_joiner: Option<u128>,
     /// Of a semaphore or a barrier, once granted.
     pub slot: Option<u32>,

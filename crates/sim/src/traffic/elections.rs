@@ -20,16 +20,8 @@ impl Traffic {
                 let (lease, name) = (self.some_lease(client), self.post());
                 let (call, value, epoch) = (u128::from(self.draw()), self.value(plan), self.epoch(client, lease));
                 let (holder, overwrite) = (Bytes::from_static(b"candidate"), true);
-                vec![Doing::Call(Request::Lock(Lock {
-                    name,
-                    lease,
-                    call,
-                    value,
-                    overwrite,
-                    epoch,
-                    holder,
-                    ..Lock::default()
-                }))]
+                let lock = Lock { name, lease, call, value, overwrite, epoch, holder, ..Lock::default() };
+                vec![Doing::Call(Request::Lock(self.owners.own(client, plan, lock)))]
             }
             Action::Proclaim => self.proclaim(client, plan),
             Action::Resign => self.resign(client),

@@ -62,7 +62,7 @@ impl Traffic {
         if plan.multi_locks && !is_barrier && self.random.percent(30) {
             more_names = (0..self.random.between(1, 2)).map(|_| self.name(plan)).collect();
         }
-        Lock {
+        let lock = Lock {
             name,
             more_names,
             try_once: !is_barrier && self.random.percent(15),
@@ -75,7 +75,8 @@ impl Traffic {
             owner: Bytes::new(),
             holder: Bytes::from_static(b"holder"),
             metadata: Bytes::new(),
-        }
+        };
+        self.owners.own(client, plan, lock)
     }
 
     fn unlock(&mut self, client: usize) -> Vec<Doing> {

@@ -11,6 +11,7 @@ mod leases;
 mod lock_watches;
 mod locks;
 mod operator;
+pub mod owners;
 mod watches;
 
 use std::collections::BTreeMap;
@@ -30,6 +31,7 @@ use self::leases::Session;
 use self::lock_watches::Followers;
 use self::locks::Held;
 use self::operator::Operator;
+use self::owners::Owners;
 use self::watches::Stream;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -175,6 +177,7 @@ pub struct Traffic {
     drawn: u64,
     operator: Operator,
     followers: Followers,
+    owners: Owners,
     /// Ids of leases that were granted once.
     old_leases: Vec<LeaseId>,
     /// Those that have changed.
@@ -226,6 +229,7 @@ impl Traffic {
             drawn: 0,
             operator: Operator::default(),
             followers: Followers::default(),
+            owners: Owners::new(seed),
             old_leases: Vec::new(),
         }
     }

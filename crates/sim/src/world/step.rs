@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use tenure_machine::MemberId;
+use tenure_machine::{MemberId, Refusal};
 use tenure_replica::{
     Answer, Answered, CallId, Failure, Input, LockNotice, LockWatchRequest, Notice, Output, Persist, StreamId,
     WatchRequest,
@@ -166,6 +166,9 @@ impl World {
             self.report.commands += 1;
             if let Some(command) = self.reference.command(index) {
                 *self.report.sent.entry(coverage::command(command)).or_default() += 1;
+            }
+            if let Err(Refusal::Deadlock { cycle }) = &outcome.reply {
+                *self.report.sent.entry(coverage::circle(cycle)).or_default() += 1;
             }
             let seen = Seen::Applied { index, command: self.reference.command(index), outcome: &outcome };
             see(&mut self.checks, &seen, &context!(self))?;
@@ -339,7 +342,7 @@ impl World {
 }
 
 /// What a leader refuses before it proposes it.
-fn is_refused_early(reply: &Result<tenure_machine::Reply, tenure_machine::Refusal>) -> bool {
+fn is_refused_early(reply: &Result<tenure_machine::Reply, Refusal>) -> bool {
     use tenure_machine::Refusal::*;
     matches!(reply, Err(MemberExists | MemberNotFound | NotALearner | PeerUrlExists | NoSpace))
 }
