@@ -234,6 +234,11 @@ impl Plan {
         }
     }
 
+    /// Whether this client leaves it to the real client's rule to repeat its calls.
+    pub fn is_careful(&self, client: usize) -> bool {
+        self.wide.is_some() && client % 3 == 1
+    }
+
     pub fn has_changes(&self) -> bool {
         self.changes != Changes::Never
     }

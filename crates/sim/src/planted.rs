@@ -34,6 +34,12 @@ pub enum Planted {
     CountFromAnswer,
     /// Members keep all of their log in memory.
     KeepTail,
+    /// Now and then a watch's cursor forgets what it has just delivered.
+    ForgetTaken,
+    /// A watch takes the revision of the message that creates it for what it has seen.
+    TrustCreated,
+    /// The client's rule takes every call for one that may be repeated.
+    RepeatInDoubt,
     #[cfg(feature = "planted")]
     Inside(tenure_machine::planted::Bug),
     #[cfg(feature = "planted")]
@@ -57,6 +63,9 @@ impl Planted {
             AcknowledgeEmpty,
             CountFromAnswer,
             KeepTail,
+            ForgetTaken,
+            TrustCreated,
+            RepeatInDoubt,
         ];
         #[cfg(feature = "planted")]
         {

@@ -5,6 +5,7 @@
 
 mod bounds;
 mod deadlocks;
+mod deliveries;
 mod fencing;
 mod holders;
 mod leases;
@@ -14,6 +15,7 @@ mod lock_watches;
 mod locks;
 mod places;
 mod reads;
+mod repeats;
 mod revisions;
 mod sessions;
 mod shown;
@@ -33,6 +35,7 @@ use crate::model::Outcome;
 use crate::plan::Plan;
 use crate::reference::Reference;
 use crate::request::{Call, Request};
+use crate::traffic::Delivery;
 use crate::world::Report;
 
 pub trait Check {
@@ -49,6 +52,8 @@ pub fn all() -> Vec<Box<dyn Check>> {
         Box::new(reads::Reads),
         Box::new(revisions::Revisions::default()),
         Box::new(watches::Watches::default()),
+        Box::new(deliveries::Deliveries::default()),
+        Box::new(repeats::Repeats::default()),
         Box::new(leases::Leases::default()),
         Box::new(holders::Holders::default()),
         Box::new(locks::Locks::default()),
@@ -127,6 +132,8 @@ pub enum Seen<'a> {
         notice: &'a Notice,
         within: RangeInclusive<u64>,
     },
+    /// The client's cursor passes something on.
+    Delivered(&'a Delivery),
     LockWatchAsked {
         stream: StreamId,
         request: &'a LockWatchRequest,

@@ -12,10 +12,12 @@ mod lock_watches;
 mod locks;
 mod operator;
 pub mod owners;
+mod repeats;
 mod watches;
 
 use std::collections::BTreeMap;
 
+use tenure_client::retry::Retry;
 use tenure_machine::{Command, LeaseId, Level, MemberId, Revision};
 use tenure_replica::{Answer, CallId, Failure, LockWatchRequest, Notice, StreamId, WatchRequest};
 
@@ -32,7 +34,9 @@ use self::lock_watches::Followers;
 use self::locks::Held;
 use self::operator::Operator;
 use self::owners::Owners;
-use self::watches::Stream;
+use self::repeats::Repeats;
+use self::watches::{Carrier, Stream};
+pub use self::watches::{Delivery, Parcel};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
@@ -135,10 +139,16 @@ impl Action {
 /// What a client does.
 pub enum Doing {
     Call(Request),
+    /// One more attempt of a call, by the client's rule.
+    Again(Request, Retry),
     Cancel(CallId),
     Watch(StreamId, WatchRequest),
     LockWatch(StreamId, LockWatchRequest),
-    Session { stream: StreamId, lease: LeaseId, is_open: bool },
+    Session {
+        stream: StreamId,
+        lease: LeaseId,
+        is_open: bool,
+    },
 }
 
 /// What everybody may know.
@@ -174,6 +184,8 @@ pub struct Traffic {
     clients: Vec<Client>,
     streams: BTreeMap<StreamId, Stream>,
     next_stream: StreamId,
+    carrier: Carrier,
+    repeats: Repeats,
     drawn: u64,
     operator: Operator,
     followers: Followers,
@@ -196,6 +208,8 @@ struct Client {
     /// Commands of which nobody knows what became of them, the last ones.
     unknown: Vec<Command>,
     clock: Clock,
+    /// See [`Plan::is_careful`].
+    is_careful: bool,
 }
 
 impl Client {
@@ -203,6 +217,7 @@ impl Client {
     fn doubt(&mut self, request: &Request) {
         const MOST: usize = 8;
         if let Request::Propose(command) = request
+            && !self.is_careful
             && !matches!(command, Command::Publish(_) | Command::Compact { .. } | Command::Leave(_))
         {
             self.unknown.truncate(MOST - 1);
@@ -214,18 +229,21 @@ impl Client {
 impl Traffic {
     pub fn new(seed: u64, plan: &Plan, planted: Option<Planted>) -> Traffic {
         let mut random = Random::new(seed, 2);
-        let mut client = || {
+        let mut client = |client: usize| {
             let drift_ppm = random.below(2 * plan.drift_ppm + 1) as i64 - plan.drift_ppm as i64;
-            Client { clock: Clock { drift_ppm, ..Clock::default() }, ..Client::default() }
+            let clock = Clock { drift_ppm, ..Clock::default() };
+            Client { clock, is_careful: plan.is_careful(client), ..Client::default() }
         };
         Traffic {
             mood: Mood::Busy,
-            clients: (0..plan.clients).map(|_| client()).collect(),
+            clients: (0..plan.clients).map(&mut client).collect(),
             random,
             beliefs: Vec::new(),
             counts_from_answer: planted == Some(Planted::CountFromAnswer),
             streams: BTreeMap::new(),
             next_stream: 1,
+            carrier: Carrier::new(seed, plan, planted),
+            repeats: Repeats::new(planted),
             drawn: 0,
             operator: Operator::default(),
             followers: Followers::default(),
@@ -237,9 +255,13 @@ impl Traffic {
     /// What a client does now, and in how many microseconds it does something again.
     pub fn act(&mut self, client: usize, plan: &Plan, known: &Known) -> (Vec<Doing>, u64) {
         let pause_us = self.random.between(plan.think_us.0, plan.think_us.1);
+        if self.mood == Mood::Silent {
+            return (Vec::new(), pause_us);
+        }
         let mut doing = self.renewals(client, known.now_us);
         doing.extend(self.watch_again(client));
         doing.extend(self.follow_again(client));
+        doing.extend(self.repeat(client, known.now_us));
         if client == 0 {
             doing.extend(self.tend(plan, known));
             doing.extend(self.operate(plan, known));
@@ -247,7 +269,7 @@ impl Traffic {
         match self.mood {
             Mood::Busy => doing.extend(self.something(client, plan, known)),
             Mood::Finishing => doing.extend(self.give_back(client, known)),
-            Mood::Silent => doing.clear(),
+            Mood::Silent => {}
         }
         (doing, pause_us)
     }
@@ -293,6 +315,7 @@ impl Traffic {
 
     pub fn issued(&mut self, id: CallId, call: &Call) {
         self.operator.issued(id, &call.request);
+        self.repeat_issued(id, call);
         let client = &mut self.clients[call.client];
         client.renewal_issued(id, call);
         client.open.push(id);
@@ -308,6 +331,7 @@ impl Traffic {
 
     pub fn cancelled(&mut self, id: CallId, call: &Call, now_us: u64) {
         self.operator.answered(id);
+        self.repeat_cancelled(id);
         let client = &mut self.clients[call.client];
         client.renewals_failed(|failed| failed == id, now_us);
         client.open.retain(|open| *open != id);
@@ -323,6 +347,7 @@ impl Traffic {
     }
 
     pub fn answered(&mut self, id: CallId, call: &Call, answer: &Answer, now_us: u64) {
+        self.repeat_answered(id, answer, now_us);
         let client = &mut self.clients[call.client];
         client.open.retain(|open| *open != id);
         client.waiting.remove(&id);
@@ -351,6 +376,7 @@ impl Traffic {
             client.open.retain(|id| !lost.contains(id));
             client.waiting.retain(|id, _| !lost.contains(id));
         }
+        self.repeats_lost(lost, now_us);
         self.operator.died(lost);
         self.lose_followers(cut_off);
         cut_off.iter().for_each(|stream| self.cut_off(*stream));

@@ -1,13 +1,19 @@
 //! Watchers that read at their own pace, break off, and go on where they were.
+//!
+//! What a member says of a watch goes to the watcher in messages, which take time. Messages that are under way when the
+//! connection breaks are lost. The real client's cursor says what of a message is new, and where the next stream starts.
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use tenure_machine::{Keys, Revision};
+use tenure_client::cursor::{Cursor, Message};
+use tenure_machine::{Commit, Keys, Revision};
 use tenure_replica::{Notice, StreamId, WatchId, WatchRequest};
 
 use super::{Action, Doing, Known, Traffic};
 use crate::plan::Plan;
+use crate::planted::Planted;
+use crate::random::Random;
 
 const STREAMS: usize = 4;
 
@@ -20,10 +26,112 @@ pub(super) struct Stream {
 }
 
 struct Watch {
+    /// The same on every stream that carries the watch.
+    number: u64,
     keys: Keys,
-    /// Where to go on after a break; None until that is known.
-    next: Option<Revision>,
-    created: bool,
+    cursor: Cursor,
+    /// It is in place on this stream: what was said of the stream before does not concern it.
+    is_created: bool,
+}
+
+/// A message on its way from a member to a watcher.
+#[derive(Debug)]
+pub enum Parcel {
+    Created {
+        watch: WatchId,
+        revision: Revision,
+    },
+    /// The revision of each event, and that of the store.
+    Events {
+        watch: WatchId,
+        events: Vec<Revision>,
+        revision: Revision,
+    },
+    Compacted {
+        watch: WatchId,
+    },
+    Progress {
+        revision: Revision,
+    },
+}
+
+/// What a watch is told beyond its stream: everything that its cursor takes for new.
+#[derive(Debug, Clone)]
+pub enum Delivery {
+    Began {
+        watch: u64,
+        keys: Keys,
+        start: Option<Revision>,
+    },
+    /// The watch is in place since this revision of the store.
+    Created {
+        watch: u64,
+        revision: Revision,
+    },
+    /// The revision of each event.
+    Events {
+        watch: u64,
+        events: Vec<Revision>,
+    },
+    Over {
+        watch: u64,
+    },
+}
+
+/// The way from members to watchers.
+pub(super) struct Carrier {
+    random: Random,
+    /// Messages take time, and what was read from history comes in parts.
+    is_slow: bool,
+    planted: Option<Planted>,
+    /// When the last message of each stream arrives: they do not overtake each other.
+    last_us: BTreeMap<StreamId, u64>,
+    next_watch: u64,
+    delivered: Vec<Delivery>,
+}
+
+impl Carrier {
+    pub(super) fn new(seed: u64, plan: &Plan, planted: Option<Planted>) -> Carrier {
+        Carrier {
+            random: Random::new(seed, 21),
+            is_slow: plan.wide.is_some(),
+            planted,
+            last_us: BTreeMap::new(),
+            next_watch: 1,
+            delivered: Vec::new(),
+        }
+    }
+
+    /// When a message that is sent now arrives.
+    fn arrival_us(&mut self, stream: StreamId, now_us: u64) -> u64 {
+        let delay_us = if self.is_slow { self.random.spread(10, 300_000) } else { 0 };
+        let last_us = self.last_us.entry(stream).or_default();
+        *last_us = (now_us + delay_us).max(*last_us);
+        *last_us
+    }
+
+    /// The messages that carry commits, as the server makes them: whole revisions, only events of these keys.
+    fn parcels<'a>(
+        &mut self,
+        watch: WatchId,
+        keys: &Keys,
+        commits: impl Iterator<Item = &'a Commit>,
+        revision: Revision,
+    ) -> Vec<Parcel> {
+        let mut parcels = Vec::new();
+        let mut events: Vec<Revision> = Vec::new();
+        for commit in commits {
+            let concerned = commit.events.iter().filter(|event| keys.contains(&event.kv.key)).count();
+            if concerned > 0 && !events.is_empty() && self.is_slow && self.random.percent(25) {
+                parcels.push(Parcel::Events { watch, events: std::mem::take(&mut events), revision });
+            }
+            events.extend(std::iter::repeat_n(commit.revision, concerned));
+        }
+        if !events.is_empty() {
+            parcels.push(Parcel::Events { watch, events, revision });
+        }
+        parcels
+    }
 }
 
 impl Traffic {
@@ -52,11 +160,14 @@ impl Traffic {
                 let Some(found) = self.streams.get_mut(&stream) else { return Vec::new() };
                 let watches: Vec<WatchId> = found.watches.keys().copied().collect();
                 let Some(watch) = self.random.pick(&watches).copied() else { return Vec::new() };
-                found.watches.remove(&watch);
+                let removed = found.watches.remove(&watch);
+                self.carrier.delivered.extend(removed.map(|watch| Delivery::Over { watch: watch.number }));
                 vec![Doing::Watch(stream, WatchRequest::Cancel { watch })]
             }
             (Action::CloseStream, Some(stream)) => {
-                self.streams.remove(&stream);
+                let watches = self.streams.remove(&stream).map(|stream| stream.watches).unwrap_or_default();
+                let over = watches.into_values().map(|watch| Delivery::Over { watch: watch.number });
+                self.carrier.delivered.extend(over);
                 vec![Doing::Watch(stream, WatchRequest::Close)]
             }
             (Action::Progress, Some(stream)) => vec![Doing::Watch(stream, WatchRequest::Progress)],
@@ -71,7 +182,10 @@ impl Traffic {
             Some(stream) if own.len() >= STREAMS || self.random.percent(60) => stream,
             _ => self.open_stream(client),
         };
-        self.create(stream, keys, start)
+        let number = self.carrier.next_watch;
+        self.carrier.next_watch += 1;
+        self.carrier.delivered.push(Delivery::Began { watch: number, keys: keys.clone(), start });
+        self.create(stream, Watch { number, keys, cursor: Cursor::new(start.unwrap_or(0)), is_created: false })
     }
 
     fn own_streams(&self, client: usize) -> Vec<StreamId> {
@@ -87,9 +201,7 @@ impl Traffic {
         for stream in broken {
             let Some(Stream { client, watches, .. }) = self.streams.remove(&stream) else { continue };
             let again = self.open_stream(client);
-            for Watch { keys, next, .. } in watches.into_values() {
-                doing.push(self.create(again, keys, next));
-            }
+            doing.extend(watches.into_values().map(|watch| self.create(again, watch)));
         }
         doing
     }
@@ -101,44 +213,87 @@ impl Traffic {
         stream
     }
 
-    fn create(&mut self, stream: StreamId, keys: Keys, start: Option<Revision>) -> Doing {
-        let watch = self.draw();
-        let created = Watch { keys: keys.clone(), next: start, created: false };
-        self.streams.entry(stream).or_default().watches.insert(watch, created);
-        Doing::Watch(stream, WatchRequest::Create { watch, keys, start })
+    fn create(&mut self, stream: StreamId, watch: Watch) -> Doing {
+        let id = self.draw();
+        let (keys, next) = (watch.keys.clone(), watch.cursor.next());
+        let watch = Watch { is_created: false, ..watch };
+        self.streams.entry(stream).or_default().watches.insert(id, watch);
+        Doing::Watch(stream, WatchRequest::Create { watch: id, keys, start: (next > 0).then_some(next) })
+    }
+
+    /// What a member says on a stream goes to its watcher: the messages, and when each of them arrives.
+    pub fn send_parcels(&mut self, stream: StreamId, notice: &Notice, now_us: u64) -> Vec<(u64, Parcel)> {
+        let Some(found) = self.streams.get(&stream) else { return Vec::new() };
+        let parcels = match notice {
+            Notice::Created { watch, revision, .. } => vec![Parcel::Created { watch: *watch, revision: *revision }],
+            Notice::Compacted { watch, .. } => vec![Parcel::Compacted { watch: *watch }],
+            Notice::Progress { revision, .. } => vec![Parcel::Progress { revision: *revision }],
+            Notice::Commits { watch, commits, revision, .. } => match found.watches.get(watch) {
+                Some(Watch { keys, .. }) => self.carrier.parcels(*watch, keys, commits.iter(), *revision),
+                None => Vec::new(),
+            },
+            Notice::Behind { watch, from, view, .. } => match (found.watches.get(watch), view.commits(*from)) {
+                (Some(Watch { keys, .. }), Ok(commits)) => {
+                    let commits: Vec<Commit> = commits.collect();
+                    self.carrier.parcels(*watch, keys, commits.iter(), view.revision())
+                }
+                _ => Vec::new(),
+            },
+        };
+        parcels.into_iter().map(|parcel| (self.carrier.arrival_us(stream, now_us), parcel)).collect()
+    }
+
+    /// A message arrives. Of a stream that is broken or closed nothing is read any more.
+    pub fn take_parcel(&mut self, stream: StreamId, parcel: Parcel) {
+        let Some(Stream { watches, .. }) = self.streams.get_mut(&stream).filter(|stream| !stream.broken) else {
+            return;
+        };
+        let Carrier { planted, delivered, .. } = &mut self.carrier;
+        match parcel {
+            Parcel::Created { watch, revision } => {
+                let Some(watch) = watches.get_mut(&watch) else { return };
+                watch.is_created = true;
+                let is_created = *planted != Some(Planted::TrustCreated);
+                watch.cursor.take(Message { is_created, revision, events: &[] });
+                delivered.push(Delivery::Created { watch: watch.number, revision });
+            }
+            Parcel::Events { watch, events, revision } => {
+                let Some(watch) = watches.get_mut(&watch) else { return };
+                let before = watch.cursor;
+                let known = watch.cursor.take(Message { is_created: false, revision, events: &events });
+                if *planted == Some(Planted::ForgetTaken) && revision % 4 == 0 {
+                    watch.cursor = before;
+                }
+                if known < events.len() {
+                    delivered.push(Delivery::Events { watch: watch.number, events: events[known..].to_vec() });
+                }
+            }
+            Parcel::Compacted { watch } => {
+                delivered.extend(watches.remove(&watch).map(|watch| Delivery::Over { watch: watch.number }));
+            }
+            Parcel::Progress { revision } => {
+                for watch in watches.values_mut().filter(|watch| watch.is_created) {
+                    watch.cursor.take(Message { is_created: false, revision, events: &[] });
+                }
+            }
+        }
+    }
+
+    pub fn take_delivered(&mut self) -> Vec<Delivery> {
+        std::mem::take(&mut self.carrier.delivered)
     }
 }
 
 impl Stream {
+    /// What the server does with a notice once it is passed on.
     pub(super) fn noticed(&mut self, notice: &Notice) -> Option<WatchRequest> {
         match notice {
-            Notice::Created { watch, revision, .. } => {
-                let watch = self.watches.get_mut(watch)?;
-                watch.created = true;
-                watch.next.get_or_insert(revision + 1);
-                None
-            }
-            Notice::Commits { watch, commits, bytes, .. } => {
-                if let Some(found) = self.watches.get_mut(watch) {
-                    found.next = commits.last().map(|commit| commit.revision + 1);
-                }
-                Some(WatchRequest::Drained { bytes: *bytes })
-            }
+            Notice::Commits { bytes, .. } => Some(WatchRequest::Drained { bytes: *bytes }),
             Notice::Behind { watch, view, .. } => {
-                let from = view.revision() + 1;
-                self.watches.get_mut(watch)?.next = Some(from);
-                Some(WatchRequest::Resume { watch: *watch, from })
+                let is_there = self.watches.contains_key(watch);
+                is_there.then_some(WatchRequest::Resume { watch: *watch, from: view.revision() + 1 })
             }
-            Notice::Compacted { watch, .. } => {
-                self.watches.remove(watch);
-                None
-            }
-            Notice::Progress { revision, .. } => {
-                for watch in self.watches.values_mut().filter(|watch| watch.created) {
-                    watch.next = watch.next.max(Some(revision + 1));
-                }
-                None
-            }
+            Notice::Created { .. } | Notice::Compacted { .. } | Notice::Progress { .. } => None,
         }
     }
 }

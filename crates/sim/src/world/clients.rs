@@ -141,6 +141,11 @@ impl World {
         match doing {
             // Nobody listens: whatever was to be done is not done.
             Doing::Call(request) => self.whom(client).map_or(Ok(()), |member| self.issue(client, member, request)),
+            Doing::Again(request, retry) => {
+                let member = self.whom(client);
+                self.traffic.go_again(client, &request, retry, member.is_some(), self.now_us);
+                member.map_or(Ok(()), |member| self.issue(client, member, request))
+            }
             Doing::Cancel(id) => self.give_up(id),
             Doing::LockWatch(stream, request) => {
                 match self.streams.get(&stream).copied().or_else(|| self.whom(client)) {

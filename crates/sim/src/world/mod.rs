@@ -32,7 +32,7 @@ use crate::random::Random;
 use crate::reference::Reference;
 use crate::request::Call;
 use crate::trace::Trace;
-use crate::traffic::{Mood, Traffic};
+use crate::traffic::{Mood, Parcel, Traffic};
 
 pub use self::report::{Report, Violation};
 use self::transfers::Transfer;
@@ -115,6 +115,8 @@ enum Event {
     Strike(usize),
     Heal,
     Look,
+    /// A message of a watch arrives at its reader.
+    Parcel(StreamId, Parcel),
 }
 
 /// An answer on its way to the one who asked.
@@ -267,6 +269,10 @@ impl World {
             self.now_us = now_us;
             self.report.events += 1;
             self.happen(event)?;
+            for delivery in self.traffic.take_delivered() {
+                self.trace.note(self.now_us, format_args!("  watcher: {delivery:?}"));
+                see(&mut self.checks, &Seen::Delivered(&delivery), &context!(self))?;
+            }
             if let Some(broken) = self.broken.take() {
                 return Err(broken);
             }
@@ -291,6 +297,7 @@ impl World {
             Event::Strike(fault) => self.strike(fault),
             Event::Heal => self.heal(),
             Event::Look => self.look()?,
+            Event::Parcel(stream, parcel) => self.traffic.take_parcel(stream, parcel),
         }
         Ok(())
     }

@@ -331,6 +331,12 @@ impl World {
         let seen = Seen::Noticed { member, stream, notice, within: within.clone() };
         see(&mut self.checks, &seen, &context!(self))?;
         self.report.notices += 1;
+        for (at_us, parcel) in self.traffic.send_parcels(stream, notice, self.now_us) {
+            match at_us > self.now_us {
+                true => self.events.at(at_us, Event::Parcel(stream, parcel)),
+                false => self.traffic.take_parcel(stream, parcel),
+            }
+        }
         if let Some((delay_us, request)) = self.traffic.noticed(stream, notice)
             && let Some(life) = self.life(member).map(|life| life.number)
         {
