@@ -67,6 +67,8 @@ pub mod lifecycle;
 mod lock;
 mod maintenance;
 mod places;
+#[cfg(feature = "planted")]
+pub mod planted;
 pub mod requests;
 pub mod retry;
 mod session;

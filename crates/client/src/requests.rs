@@ -22,6 +22,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::lifecycle::Cause;
+#[cfg(feature = "planted")]
+use crate::planted::{self, Bug};
 
 /// Names one order of a caller. The caller chooses it; no two orders have the same one.
 pub type Ticket = u64;
@@ -333,6 +335,8 @@ impl Requests {
                     effects.push(Effect::Send { number: self.last_number, request: Request::Cancel { number } });
                 }
             }
+            #[cfg(feature = "planted")]
+            Some(Stands::Held(_)) if planted::is(Bug::KeepUnread) => effects.push(Effect::Settled { ticket }),
             Some(Stands::Held(token)) => {
                 self.owed.insert(ticket);
                 self.give_back(ticket, token, effects);
@@ -487,6 +491,8 @@ impl Requests {
                     let released = *sent == Sent::Before;
                     self.unlocked(number, released, effects);
                 }
+                #[cfg(feature = "planted")]
+                Some(Asked::Lock { sent: Sent::Before, .. }) if planted::is(Bug::ForgetAsked) => {}
                 _ => self.send(number, effects),
             }
         }

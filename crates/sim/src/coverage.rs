@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use tenure_client::requests;
 use tenure_machine::{AlarmChange, Command, MemberChange};
 use tenure_replica::{Consistency, Input, LockWatchRequest, Read, WatchRequest};
 
@@ -104,11 +105,32 @@ pub fn circle(cycle: &str) -> &'static str {
     CIRCLES[cycle.split(", ").count().clamp(1, CIRCLES.len()) - 1]
 }
 
+kinds! {
+    /// Everything that a client's requests of one session can be given.
+    REQUESTS, request, requests::Input,
+    requests::Input::Lock { .. } => "session Lock",
+    requests::Input::Abandon { .. } => "session Abandon",
+    requests::Input::Unlock { .. } => "session Unlock",
+    requests::Input::Renew { .. } => "session Renew",
+    requests::Input::Opening => "session Opening",
+    requests::Input::Opened { .. } => "session Opened",
+    requests::Input::Broken => "session Broken",
+    requests::Input::Granted { .. } => "session Granted",
+    requests::Input::Refused { refusal: requests::Refusal::Final, .. } => "session Refused",
+    requests::Input::Refused { refusal: requests::Refusal::Overloaded, .. } => "session Refused by overload",
+    requests::Input::Refused { refusal: requests::Refusal::Passing, .. } => "session Refused for now",
+    requests::Input::Unlocked { .. } => "session Unlocked",
+    requests::Input::Renewed { .. } => "session Renewed",
+    requests::Input::Lost { .. } => "session Lost",
+    requests::Input::Ended => "session Ended",
+}
+
 /// Nothing in this world tells a member yet that its peers refuse it: it learns of its removal from the log or by asking.
 pub const NOT_YET: [&str; 1] = ["RefusedAsRemoved"];
 
 /// The kinds that these counts lack.
 pub fn missing(counts: &Counts) -> Vec<&'static str> {
-    let kinds = INPUTS.iter().chain(COMMANDS).chain(&CIRCLES).copied().filter(|kind| !NOT_YET.contains(kind));
+    let all = INPUTS.iter().chain(COMMANDS).chain(REQUESTS).chain(&CIRCLES).copied();
+    let kinds = all.filter(|kind| !NOT_YET.contains(kind));
     kinds.filter(|kind| !counts.contains_key(kind)).collect()
 }

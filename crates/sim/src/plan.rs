@@ -9,6 +9,10 @@ use crate::faults;
 use crate::random::Random;
 use crate::traffic::{Action, owners};
 
+/// The streams of chance from which it is drawn whether a seed has session streams, and what these do.
+pub const SESSION_PLAN: u64 = 20;
+pub const SESSION_CHANCE: u64 = 25;
+
 /// How members come and go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Changes {
@@ -36,6 +40,8 @@ pub struct Wide {
 
 pub struct Plan {
     pub wide: Option<Wide>,
+    /// Clients whose locks go over session streams. Half of the wide seeds have some.
+    pub session_clients: usize,
     pub members: u64,
     /// How long clients and faults go on before everything heals.
     pub active_us: u64,
@@ -134,6 +140,7 @@ impl Plan {
         let minutes_us = 60_000_000;
         let mut plan = Plan {
             wide: None,
+            session_clients: 0,
             members,
             active_us: match slowness {
                 1 => random.between(3_000_000, 10_000_000),
@@ -169,6 +176,10 @@ impl Plan {
         };
         plan.widen(&mut Random::new(seed, 5));
         plan.name_owners(&mut Random::new(seed, owners::PLAN));
+        let mut random = Random::new(seed, SESSION_PLAN);
+        if plan.wide.is_some() && random.percent(50) {
+            plan.session_clients = random.between(1, 4) as usize;
+        }
         plan
     }
 

@@ -44,6 +44,8 @@ pub enum Planted {
     Inside(tenure_machine::planted::Bug),
     #[cfg(feature = "planted")]
     InStorage(tenure_storage::planted::Bug),
+    #[cfg(feature = "planted")]
+    InClient(tenure_client::planted::Bug),
 }
 
 impl Planted {
@@ -105,6 +107,8 @@ impl Planted {
                 StorageBug::BelieveChunk,
             ];
             all.extend(in_storage.map(InStorage));
+            use tenure_client::planted::Bug as ClientBug;
+            all.extend([ClientBug::KeepUnread, ClientBug::ForgetAsked].map(InClient));
         }
         all
     }
@@ -116,6 +120,8 @@ impl Planted {
             Planted::Inside(bug) => format!("{bug:?}"),
             #[cfg(feature = "planted")]
             Planted::InStorage(bug) => format!("{bug:?}"),
+            #[cfg(feature = "planted")]
+            Planted::InClient(bug) => format!("{bug:?}"),
             seam => format!("{seam:?}"),
         }
     }
@@ -125,11 +131,14 @@ impl Planted {
 pub fn switch(planted: Option<Planted>) {
     #[cfg(feature = "planted")]
     {
-        let (inside, in_storage) = match planted {
-            Some(Planted::Inside(bug)) => (Some(bug), None),
-            Some(Planted::InStorage(bug)) => (None, Some(bug)),
-            _ => (None, None),
-        };
+        let (mut inside, mut in_storage, mut in_client) = (None, None, None);
+        match planted {
+            Some(Planted::Inside(bug)) => inside = Some(bug),
+            Some(Planted::InStorage(bug)) => in_storage = Some(bug),
+            Some(Planted::InClient(bug)) => in_client = Some(bug),
+            _ => {}
+        }
+        tenure_client::planted::plant(in_client);
         tenure_machine::planted::plant(inside);
         tenure_storage::planted::plant(in_storage);
     }

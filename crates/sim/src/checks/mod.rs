@@ -20,11 +20,13 @@ mod revisions;
 mod sessions;
 mod shown;
 mod state;
+mod streams;
 mod turns;
 mod watches;
 
 use std::ops::RangeInclusive;
 
+use tenure_client::requests;
 use tenure_machine::{Command, LeaseId, MemberId};
 use tenure_replica::{
     Answer, CallId, LockNotice, LockWatchRequest, Notice, Replica, SessionNotice, StreamId, WatchRequest,
@@ -60,6 +62,7 @@ pub fn all() -> Vec<Box<dyn Check>> {
         Box::new(deadlocks::Deadlocks::default()),
         Box::new(lock_watches::LockWatches::default()),
         Box::new(sessions::Sessions::default()),
+        Box::new(streams::Streams::default()),
         Box::new(fencing::Fencing::default()),
         Box::new(state::State::default()),
         Box::new(liveness::Liveness::default()),
@@ -152,6 +155,12 @@ pub enum Seen<'a> {
     SessionNoticed {
         stream: StreamId,
         notice: &'a SessionNotice,
+    },
+    /// The requests of a client's session took a step.
+    SessionStepped {
+        lease: LeaseId,
+        input: &'a requests::Input,
+        effects: &'a [requests::Effect],
     },
     Stepped {
         member: MemberId,

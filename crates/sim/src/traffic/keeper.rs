@@ -36,18 +36,18 @@ pub(super) struct Keeper {
 
 /// A client's own clock. It never goes back, and runs on while the client stands still.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Clock {
+pub(in crate::traffic) struct Clock {
     pub drift_ppm: i64,
     pub is_paused: bool,
 }
 
 impl Clock {
-    fn ms(self, now_us: u64) -> u64 {
+    pub fn ms(self, now_us: u64) -> u64 {
         (i128::from(now_us) * i128::from(1_000_000 + self.drift_ppm) / 1_000_000_000) as u64
     }
 
     /// The first moment of the world at which it shows this.
-    fn world_us(self, ms: u64) -> u64 {
+    pub fn world_us(self, ms: u64) -> u64 {
         let rate = i128::from(1_000_000 + self.drift_ppm);
         ((i128::from(ms) * 1_000_000_000 + rate - 1) / rate) as u64
     }

@@ -13,6 +13,7 @@ mod locks;
 mod operator;
 pub mod owners;
 mod repeats;
+pub mod streams;
 mod watches;
 
 use std::collections::BTreeMap;

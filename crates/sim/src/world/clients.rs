@@ -190,13 +190,15 @@ impl World {
         self.give(member, Input::Watch { stream, request });
     }
 
-    fn give_up(&mut self, id: CallId) -> Result<(), Broken> {
+    pub(super) fn give_up(&mut self, id: CallId) -> Result<(), Broken> {
         let Some(call) = self.calls.get_mut(&id) else { return self.disown(id) };
         call.cancelled = true;
         let member = call.member;
         let input = match &call.request {
             // One way or the other: the answer is not on its way yet.
-            Request::Lock(lock) if id % 4 < 2 => Input::CancelLock { call: id, leave: leave_of(lock) },
+            Request::Lock(lock) if id % 4 < 2 || call.client >= self.plan.clients => {
+                Input::CancelLock { call: id, leave: leave_of(lock) }
+            }
             _ => Input::Cancel { call: id },
         };
         self.give(member, input);
@@ -204,7 +206,9 @@ impl World {
         if let Request::Lock(lock) = &call.request {
             self.fates.become_of(lock, Fate::Over, self.now_us);
         }
-        self.traffic.cancelled(id, call, self.now_us);
+        if !self.is_of_session(call.client) {
+            self.traffic.cancelled(id, call, self.now_us);
+        }
         see(&mut self.checks, &Seen::Cancelled { id, call }, &context!(self))
     }
 
@@ -212,7 +216,9 @@ impl World {
     /// it is asked to leave the place.
     fn disown(&mut self, id: CallId) -> Result<(), Broken> {
         let Some(Telling { client, member, life, lock }) = self.telling.remove(&id) else { return Ok(()) };
-        self.traffic.disowned(client, id);
+        if !self.is_of_session(client) {
+            self.traffic.disowned(client, id);
+        }
         let is_there = self.life(member).is_some_and(|now| now.number == life);
         self.fates.become_of(&lock, if is_there { Fate::Over } else { Fate::Unknown }, self.now_us);
         see(&mut self.checks, &Seen::Disowned { call: lock.call }, &context!(self))?;
@@ -222,7 +228,7 @@ impl World {
         Ok(())
     }
 
-    fn issue(&mut self, client: usize, member: MemberId, request: Request) -> Result<(), Broken> {
+    pub(super) fn issue(&mut self, client: usize, member: MemberId, request: Request) -> Result<(), Broken> {
         if let Request::ChangeMembers(MemberChange::Add { member }) = &request {
             self.begin_to_join(member.id);
         }
@@ -246,12 +252,16 @@ impl World {
         if let Request::Lock(lock) = &call.request {
             self.fates.issued(id, client, member, lock, self.now_us);
         }
-        self.traffic.issued(id, &call);
+        let is_of_session = self.is_of_session(client);
+        if !is_of_session {
+            self.traffic.issued(id, &call);
+        }
         see(&mut self.checks, &Seen::Issued { id, call: &call }, &context!(self))?;
         self.calls.insert(id, call);
         self.give(member, input);
-        // Every other client says how long it waits.
+        // Every other client says how long it waits. Session streams never do.
         if id.is_multiple_of(2)
+            && !is_of_session
             && let Some(life) = self.life(member).map(|life| life.number)
         {
             let almost_up_us = self.now_us + (1 + id / 2 % 8) * SHORTEST_PATIENCE_US;

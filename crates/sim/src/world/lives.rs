@@ -203,7 +203,10 @@ impl World {
         if self.plan.wide.is_some() {
             self.lose_peer(id);
         }
-        lost.iter().filter_map(|id| self.calls.get(id)).for_each(|call| self.traffic.lost(call));
+        let others = self.plan.clients;
+        let lost_calls = lost.iter().filter_map(|id| self.calls.get(id)).filter(|call| call.client < others);
+        lost_calls.for_each(|call| self.traffic.lost(call));
+        self.sessions_lose(id, &lost);
         self.traffic.died(&lost, &cut_off, self.now_us);
         self.calls.retain(|_, call| call.member != id);
         self.fates.died(id, self.now_us);

@@ -10,6 +10,7 @@ mod damage;
 mod lives;
 mod report;
 mod step;
+mod streams;
 mod transfers;
 mod wire;
 
@@ -32,6 +33,7 @@ use crate::random::Random;
 use crate::reference::Reference;
 use crate::request::Call;
 use crate::trace::Trace;
+use crate::traffic::streams::{Happening, Streams};
 use crate::traffic::{Mood, Parcel, Traffic};
 
 pub use self::report::{Report, Violation};
@@ -54,6 +56,7 @@ pub struct World {
     events: Events<Event>,
     random: Random,
     traffic: Traffic,
+    sessions: Streams,
     /// Taken out while it strikes.
     faults: Vec<Option<Box<dyn Fault>>>,
     reference: Reference,
@@ -112,6 +115,7 @@ enum Event {
     GoOn(usize),
     /// An answer that waited until its client went on.
     Told(Box<Told>),
+    Session(Box<Happening>),
     Strike(usize),
     Heal,
     Look,
@@ -228,6 +232,7 @@ impl World {
             memory: Memory::default(),
             events: Events::default(),
             traffic: Traffic::new(seed, &plan, setting.planted),
+            sessions: Streams::new(seed, &plan),
             faults: all.map(Some).collect(),
             reference: Reference::new(&founders),
             checks: checks::all().into_iter().filter(|check| is_asked(check.name())).collect(),
@@ -260,6 +265,7 @@ impl World {
         for client in 0..self.plan.clients {
             self.events.at(1000 + client as u64, Event::Client(client));
         }
+        self.begin_sessions();
         for fault in 0..self.faults.len() {
             let first_us = self.fault_random.spread(10_000, self.plan.fault_pace_us);
             self.events.at(first_us, Event::Strike(fault));
@@ -294,6 +300,7 @@ impl World {
             Event::Keep(client) => self.keep(client)?,
             Event::GoOn(client) => self.go_on_client(client)?,
             Event::Told(told) => self.tell(*told)?,
+            Event::Session(happening) => self.happen_to_session(*happening)?,
             Event::Strike(fault) => self.strike(fault),
             Event::Heal => self.heal(),
             Event::Look => self.look()?,
@@ -421,7 +428,7 @@ impl World {
             Phase::Healed => {
                 self.stop_forgotten();
                 let is_done = self.fates.chores(&self.reference.model).is_done();
-                let calm = self.is_caught_up() && self.traffic.is_calm() && is_done;
+                let calm = self.is_caught_up() && self.traffic.is_calm() && self.sessions_are_calm() && is_done;
                 if calm && !self.is_log_hanging() || passed_us > ANSWERED_WITHIN_US * self.plan.slowness {
                     self.settle()?;
                 }
@@ -488,6 +495,7 @@ impl World {
             return Err(Broken { rule: "liveness: after healing all members catch up", what });
         }
         see(&mut self.checks, &Seen::Settled, &context!(self))?;
+        self.end_sessions()?;
         self.traffic.mood = Mood::Silent;
         self.enter(Phase::Silent);
         Ok(())

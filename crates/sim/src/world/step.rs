@@ -71,6 +71,7 @@ impl World {
             is_removed |= matches!(output, Output::Removed);
             self.come_out(id, output, &mut within)?;
         }
+        self.hand_out_mail();
         self.report.steps += 1;
         if let Some(most_us) = self.plan.wide.map(|wide| wide.step_us).filter(|most_us| *most_us > 0) {
             let takes_us = self.random.spread(1, most_us);
@@ -210,6 +211,7 @@ impl World {
             Output::Queued { .. } => {}
             Output::Session { stream, notice } => {
                 see(&mut self.checks, &Seen::SessionNoticed { stream, notice: &notice }, &context!(self))?;
+                self.session_noticed(stream, notice);
             }
             Output::LockNotice { stream, notice } => self.lock_noticed(id, stream, &notice)?,
             Output::Notice { stream, notice } => self.noticed(id, stream, &notice, within)?,
@@ -266,7 +268,10 @@ impl World {
                 let (client, lock) = (call.client, lock.clone());
                 self.telling.insert(id, Telling { client, member, life, lock });
             }
-            self.events.at(at_us, Event::Told(Box::new(Told { id, call, answer })));
+            match self.is_of_session(call.client) {
+                true => self.session_answered(id, answer),
+                false => self.events.at(at_us, Event::Told(Box::new(Told { id, call, answer }))),
+            }
         }
         Ok(())
     }
