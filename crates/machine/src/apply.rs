@@ -240,6 +240,10 @@ impl View {
         }
         doomed.sort_unstable();
         #[cfg(feature = "planted")]
+        if crate::planted::is(crate::planted::Bug::UnboundedApply) {
+            change.work += self.store.live_in(&Keys::all()).count() as u64;
+        }
+        #[cfg(feature = "planted")]
         if crate::planted::is(crate::planted::Bug::GrantTheDead) {
             doomed.retain(|key| self.lock_entry(key).is_none_or(|(_, entry)| entry.granted_wall_ms.is_some()));
         }

@@ -50,8 +50,12 @@ pub enum Bug {
     ForgetGivenUp,
     /// What watches were fed before a snapshot came in mid-step is given out after what follows it.
     NoticesOutOfOrder,
+    /// A call for several locks is not told that one of them has ended which it was granted already.
+    EndAwaitedOnly,
     /// A member whose every step is late takes each of them for the end of a pause.
     StopLeaseClock,
+    /// The end of a lease looks at every key of the store, not only at its own.
+    UnboundedApply,
     /// A circle is not found if it leads through a holder that shares its lock with an earlier one.
     MissCircle,
     /// A waiter for one of several slots is taken to wait for each of those who have them.

@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use bytes::Bytes;
 use raft::eraftpb::{Entry, Message, MessageType};
 use tenure_machine::lock::entry_key;
+#[cfg(feature = "planted")]
+use tenure_machine::planted::{self, Bug};
 use tenure_machine::{
     Alarm, AlarmChange, AlarmKind, Command, Envelope, LeaseId, Leave, Lock, LockEntry, LockReply, Mode, Op, Refusal,
     SharedBytes, Txn, codec,
@@ -590,6 +592,12 @@ impl Queued {
     pub(crate) fn take_ended(&mut self, entry: &LockEntry) -> Vec<QueuedCall> {
         let Some(calls) = self.by_key.get(&entry.key) else { return Vec::new() };
         let has_it = |call: &CallId| self.calls.get(call).is_some_and(|queued| queued.reply.token == entry.token);
+        #[cfg(feature = "planted")]
+        let has_it = |call: &CallId| {
+            let awaits = |queued: &QueuedCall| queued.awaited.contains(&entry.key);
+            let is_told = !planted::is(Bug::EndAwaitedOnly) || self.calls.get(call).is_some_and(awaits);
+            has_it(call) && is_told
+        };
         let calls: Vec<CallId> = calls.iter().copied().filter(has_it).collect();
         calls.into_iter().filter_map(|call| self.take_call(call)).collect()
     }

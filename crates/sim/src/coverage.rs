@@ -125,12 +125,8 @@ kinds! {
     requests::Input::Ended => "session Ended",
 }
 
-/// Nothing in this world tells a member yet that its peers refuse it: it learns of its removal from the log or by asking.
-pub const NOT_YET: [&str; 1] = ["RefusedAsRemoved"];
-
 /// The kinds that these counts lack.
 pub fn missing(counts: &Counts) -> Vec<&'static str> {
-    let all = INPUTS.iter().chain(COMMANDS).chain(REQUESTS).chain(&CIRCLES).copied();
-    let kinds = all.filter(|kind| !NOT_YET.contains(kind));
+    let kinds = INPUTS.iter().chain(COMMANDS).chain(REQUESTS).chain(&CIRCLES).copied();
     kinds.filter(|kind| !counts.contains_key(kind)).collect()
 }

@@ -77,6 +77,8 @@ pub struct Life {
     pub partial: BTreeMap<MemberId, Partial>,
     pub snapshots: Snapshots<MemoryDisk>,
     pub peers: Peers<MemoryDisk>,
+    /// As the replica has told them.
+    pub members: Vec<MemberId>,
     store: Store<MemoryDisk>,
     queue: VecDeque<LogWork>,
     /// What the log has taken and not yet finished.
@@ -216,6 +218,7 @@ impl Life {
             partial: BTreeMap::new(),
             snapshots: store.snapshots(),
             peers: store.peers(),
+            members: Vec::new(),
             store,
             queue: VecDeque::new(),
             batch: Vec::new(),

@@ -19,6 +19,9 @@ pub struct Network {
     pub delay_us: (u64, u64),
     /// How much longer each piece of a snapshot is.
     pub piece_us: u64,
+    /// How long it takes at most to read a snapshot that has come in; 0 = it is there at once.
+    restore_us: u64,
+    restoring: Random,
     /// What was sent earlier arrives earlier, as on one connection.
     pub is_ordered: bool,
     /// When the last message between two will have arrived.
@@ -35,9 +38,28 @@ impl Network {
             doubled_percent: 0,
             delay_us,
             piece_us: 0,
+            restore_us: 0,
+            restoring: Random::new(seed, 24),
             is_ordered,
             last_us: BTreeMap::new(),
         }
+    }
+
+    pub fn with_restores(self, restore_us: u64) -> Network {
+        Network { restore_us, ..self }
+    }
+
+    /// How long it takes to read a snapshot that has come in whole, and whether its sender never hears that it has.
+    pub fn restoring(&mut self) -> (u64, bool) {
+        match self.restore_us {
+            0 => (0, false),
+            most_us => (self.restoring.between(1, most_us), self.restoring.percent(50)),
+        }
+    }
+
+    /// How long a member stands still before and after a snapshot is read in.
+    pub fn stall_us(&mut self) -> (u64, u64) {
+        (self.restoring.spread(1, 150_000), self.restoring.spread(1, 150_000))
     }
 
     pub fn is_cut(&self, from: MemberId, to: MemberId) -> bool {

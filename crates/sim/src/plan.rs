@@ -38,8 +38,19 @@ pub struct Wide {
     pub step_us: u64,
 }
 
+/// Narrow windows that some wide seeds aim at, drawn from a stream of their own.
+#[derive(Debug, Clone, Copy)]
+pub struct Windows {
+    /// Places outlive their leases.
+    pub strands: bool,
+    /// How long it takes at most to read a snapshot that has come in; 0 = it is there at once.
+    pub restore_us: u64,
+}
+
 pub struct Plan {
     pub wide: Option<Wide>,
+    /// Only in wide seeds.
+    pub windows: Option<Windows>,
     /// Clients whose locks go over session streams. Half of the wide seeds have some.
     pub session_clients: usize,
     pub members: u64,
@@ -140,6 +151,7 @@ impl Plan {
         let minutes_us = 60_000_000;
         let mut plan = Plan {
             wide: None,
+            windows: None,
             session_clients: 0,
             members,
             active_us: match slowness {
@@ -175,6 +187,7 @@ impl Plan {
             fault_pace_us: 3_000_000 * slowness,
         };
         plan.widen(&mut Random::new(seed, 5));
+        plan.open_windows(&mut Random::new(seed, 22));
         plan.name_owners(&mut Random::new(seed, owners::PLAN));
         let mut random = Random::new(seed, SESSION_PLAN);
         if plan.wide.is_some() && random.percent(50) {
@@ -232,6 +245,27 @@ impl Plan {
             self.think_us = (self.think_us.0 * more, self.think_us.1 * more);
             self.clients = clients as usize;
             (self.keys, self.lock_names) = (random.spread(12, 1000), random.spread(3, 50));
+        }
+    }
+
+    fn open_windows(&mut self, random: &mut Random) {
+        if self.wide.is_none() {
+            return;
+        }
+        let strands = random.percent(50);
+        let restores = self.members > 1 && random.percent(30);
+        let restore_us = if restores { random.between(200_000, 1_000_000) * self.slowness } else { 0 };
+        self.windows = Some(Windows { strands, restore_us });
+        if restores {
+            // A member that lags comes back by a snapshot, which the log may overtake, and its watchers are slow.
+            self.replica.snapshot_floor_bytes = random.spread(512, 2 << 10);
+            (self.replica.log_tail_bytes, self.replica.catch_up_bytes) = (random.spread(0, 1 << 10), 1 << 10);
+            (self.replica.watch_buffer_bytes, self.value_bytes) = (random.between(200, 1000) as usize, 16);
+            self.weights.extend([(Action::Put, 40), (Action::Watch, 8)]);
+            let fault = if random.percent(50) { "late snapshot" } else { "partition" };
+            if !self.faults.contains(&fault) {
+                self.faults.push(fault);
+            }
         }
     }
 

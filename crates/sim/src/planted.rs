@@ -96,8 +96,10 @@ impl Planted {
                 Bug::ForgetGivenUp,
                 Bug::NoticesOutOfOrder,
                 Bug::StopLeaseClock,
+                Bug::UnboundedApply,
                 Bug::MissCircle,
                 Bug::RefuseWithoutCircle,
+                Bug::EndAwaitedOnly,
             ];
             all.extend(inside.map(Inside));
             let in_storage = [

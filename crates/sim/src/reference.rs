@@ -49,6 +49,8 @@ pub struct Committed {
     pub applied_us: u64,
     pub reply: Result<Reply, Refusal>,
     pub revision: Revision,
+    /// How much there was to do, as the machine counts it.
+    pub work: u64,
 }
 
 /// One command, as often as it was asked for.
@@ -196,7 +198,7 @@ impl Reference {
         let Some(recorded) = self.written.get(&(index, term)) else {
             return Err(format!("entry {index} of term {term} was applied, and never given to any log"));
         };
-        let outcome = match &recorded.envelope {
+        let (outcome, work) = match &recorded.envelope {
             None => {
                 self.shadow.skip(index, term);
                 match recorded.kind {
@@ -204,23 +206,24 @@ impl Reference {
                     _ => self.model.leave_joint(index),
                 }
                 self.settle_shadow(changes_configuration(recorded.kind));
-                Outcome { reply: Ok(Reply::Published), revision: self.model.revision, wrote: false }
+                (Outcome { reply: Ok(Reply::Published), revision: self.model.revision, wrote: false }, 0)
             }
             Some(envelope) => {
                 let (kind, envelope) = (recorded.kind, envelope.clone());
-                let outcome = self.apply_both(index, term, &envelope)?;
+                let (outcome, work) = self.apply_both(index, term, &envelope)?;
                 self.settle_shadow(changes_configuration(kind) && matches!(outcome.reply, Ok(Reply::MembersChanged)));
                 self.note_effect(index, &envelope.command, &outcome)?;
-                outcome
+                (outcome, work)
             }
         };
         let (reply, revision) = (outcome.reply.clone(), outcome.revision);
-        self.log.insert(index, Committed { term, applied_in, applied_us: now_us, reply, revision });
+        self.log.insert(index, Committed { term, applied_in, applied_us: now_us, reply, revision, work });
         self.views.insert(index, self.shadow.view());
         Ok(outcome)
     }
 
-    fn apply_both(&mut self, index: u64, term: u64, envelope: &Envelope) -> Result<Outcome, String> {
+    /// With how much there was to do.
+    fn apply_both(&mut self, index: u64, term: u64, envelope: &Envelope) -> Result<(Outcome, u64), String> {
         let command = &envelope.command;
         // Of one who is no member the state takes no description.
         if let Command::Publish(member) | Command::ChangeMembers(MemberChange::Update { member }) = command
@@ -233,7 +236,7 @@ impl Reference {
                     "entry {index}, {command:?}: the machine replies {reply:?}, the model {expected:?}"
                 ));
             }
-            return Ok(Outcome { reply, revision: self.model.revision, wrote: false });
+            return Ok((Outcome { reply, revision: self.model.revision, wrote: false }, 0));
         }
         let outcome = self.model.apply(index, term, envelope);
         let applied = self.shadow.apply(index, term, envelope);
@@ -254,7 +257,7 @@ impl Reference {
             let machine = &applied.commit;
             return Err(format!("entry {index}, {command:?}: the machine wrote {machine:?}, the model {expected:?}"));
         }
-        Ok(Outcome { reply: applied.reply, ..outcome })
+        Ok((Outcome { reply: applied.reply, ..outcome }, applied.work))
     }
 
     /// The second machine follows a change of the configuration.

@@ -1,6 +1,7 @@
 //! The simulation can fail: every bug that is put in on purpose is found. Each of the scenarios that broke
 //! others, or earlier drafts, is one of them; `docs/simulation.md` has the table.
 
+use tenure_client::planted::Bug as ClientBug;
 use tenure_machine::planted::Bug;
 use tenure_sim::{Planted, Setting, TIMELINE_LINES, explain, run};
 use tenure_storage::planted::Bug as StorageBug;
@@ -35,7 +36,7 @@ found! {
     a_former_leader_answers_renewals: Planted::Inside(Bug::RenewUnconfirmed), "E1", 54;
     a_confirmation_serves_later_reads: Planted::Inside(Bug::ShareContext), "K1", 186;
     index_and_state_are_stored_apart: Planted::StateApart, "K3", 1;
-    a_log_acknowledges_early: Planted::AcknowledgeEarly, "K3", 3;
+    a_log_acknowledges_early: Planted::AcknowledgeEarly, "K3", 10;
     a_snapshot_is_named_before_it_is_synced: Planted::InStorage(StorageBug::NameUnsynced), "K3", 3;
     a_compacted_state_comes_back_with_a_lower_revision: Planted::Inside(Bug::RevisionFalls), "K5", 0;
     a_slow_watcher_skips_what_was_compacted: Planted::Inside(Bug::SkipCompacted), "watch", 4;
@@ -47,23 +48,35 @@ found! {
     a_renewal_does_not_wait_for_an_expiry: Planted::Inside(Bug::RenewTheExpiring), "E1", 46;
     an_empty_append_is_acknowledged_early: Planted::AcknowledgeEmpty, "no member panics", 8;
     a_member_with_an_empty_disk_is_taken_for_itself: Planted::WelcomeStrangers, "K3: logs agree", 343;
-    a_waiter_whose_turn_was_skipped_is_forgotten: Planted::Inside(Bug::ForgetWaiters), "L8", 34;
+    a_waiter_whose_turn_was_skipped_is_forgotten: Planted::Inside(Bug::ForgetWaiters), "L8", 9;
     a_forwarded_command_is_taken_twice: Planted::Inside(Bug::ForgetOrigins), "K3/K4", 2;
     a_grant_is_told_after_its_end: Planted::Inside(Bug::GrantUnconfirmed), "L1", 2;
     a_torn_batch_is_believed: Planted::InStorage(StorageBug::BelieveTornBatch), "K3", 10;
     a_damaged_snapshot_is_believed: Planted::InStorage(StorageBug::BelieveChunk), "K3: damage is noticed", 10;
     a_change_of_members_is_forgotten: Planted::Inside(Bug::ForgetChange), "liveness", 185;
-    a_command_in_the_log_is_said_to_be_none: Planted::Inside(Bug::SayNoLeader), "K3", 30;
+    a_command_in_the_log_is_said_to_be_none: Planted::Inside(Bug::SayNoLeader), "K3", 9;
     another_mode_is_told_to_be_held: Planted::Inside(Bug::RenewOtherMode), "K3/K4", 3;
     the_lease_clock_of_a_slow_leader_stops: Planted::Inside(Bug::StopLeaseClock), "L8", 27;
-    a_place_is_not_left_whose_entry_was_skipped: Planted::Inside(Bug::ForgetGivenUp), "L6: no place", 36;
+    a_grant_is_told_to_a_lease_that_has_ended: Planted::Inside(Bug::TellTheDead), "L1", 27;
+    a_place_that_outlived_its_lease_is_granted: Planted::Inside(Bug::GrantOutlived), "K3/K4", 3;
+    a_lease_is_renewed_in_name_only: Planted::Inside(Bug::RenewInName), "E1", 44;
+    the_end_of_a_lease_walks_over_all_keys: Planted::Inside(Bug::UnboundedApply), "work", 2;
+    a_cursor_forgets_what_it_delivered: Planted::ForgetTaken, "watch: over breaks", 1;
+    a_watch_trusts_the_message_that_creates_it: Planted::TrustCreated, "watch: over breaks", 0;
+    a_write_in_doubt_is_repeated: Planted::RepeatInDoubt, "client", 3;
+    a_place_is_not_left_whose_entry_was_skipped: Planted::Inside(Bug::ForgetGivenUp), "L6: no place", 77;
+    a_circle_through_a_second_holder_is_missed: Planted::Inside(Bug::MissCircle), "K3/K4", 29;
+    a_join_is_refused_without_a_circle: Planted::Inside(Bug::RefuseWithoutCircle), "K3/K4", 22;
     a_refused_snapshot_takes_anothers_file: Planted::InStorage(StorageBug::TakeFile), "a good disk", 317;
+    an_unread_grant_is_kept: Planted::InClient(ClientBug::KeepUnread), "session: callers", 0;
+    a_lock_is_not_asked_for_again: Planted::InClient(ClientBug::ForgetAsked), "session: callers", 9;
+    a_waiter_is_not_told_of_a_lost_place: Planted::Inside(Bug::EndAwaitedOnly), "L8: a call that waits", 12;
     an_entry_loses_its_command: Planted::EmptyEntry, "K3", 1;
     a_read_is_stale: Planted::StaleRead, "K1", 0;
     a_change_is_never_shown_to_a_watch: Planted::SkipNotice, "watch", 0;
     a_cancel_is_ignored: Planted::IgnoreCancel, "L6", 1;
     a_clock_runs_fast: Planted::FastClock, "E1", 2;
-    a_holder_counts_from_the_answer: Planted::CountFromAnswer, "L3", 27;
+    a_holder_counts_from_the_answer: Planted::CountFromAnswer, "L3", 68;
     a_member_keeps_its_whole_log: Planted::KeepTail, "memory", 0;
 }
 

@@ -4,11 +4,13 @@ use tenure_sim::{Report, Setting, TIMELINE_LINES, explain};
 
 /// Seeds that have found something, see `docs/found-by-simulation.md`. What a seed does changes with the traffic and
 /// the plan; what it found has a test of its own where the bug was, and is planted in `planted.rs`.
-const REGRESSIONS: [u64; 17] = [
+const REGRESSIONS: [u64; 21] = [
     156,
     188,
+    309,
     368,
     396,
+    449,
     549,
     1061,
     2030,
@@ -22,6 +24,8 @@ const REGRESSIONS: [u64; 17] = [
     130_004_088,
     160_000_844,
     1_794_907_519_013,
+    1_794_979_176_094,
+    1_794_979_176_664,
 ];
 
 fn run(seeds: impl IntoIterator<Item = u64>) -> Report {

@@ -3,7 +3,7 @@
 //!
 //! What it would not notice: a limit that is exceeded between two looks (one step of 32 is looked at); memory that
 //! `Replica::load` does not count, such as queues of lock watches, sessions and the machine's own indexes; how much work
-//! one step or one apply does, because members do not count it yet.
+//! one step does (`work` looks at each command).
 
 use std::collections::BTreeMap;
 

@@ -3,10 +3,9 @@
 //! A promise counts from the moment when the holder *asked*: when the answer arrives, part of the time is gone.
 //!
 //! What it would not notice: a lease that lives too long while faults strike, because only in the silent phase must every
-//! lease end; a lease that is kept by a renewal that nobody sent; a remaining time that is too low; leases that a lock call
-//! renews (the promise of such a call is not counted).
+//! lease end; a lease that is renewed although no client asked for it; a remaining time that is too low.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tenure_machine::{Command, LeaseId, Reply};
 use tenure_replica::Answered;
@@ -18,6 +17,8 @@ use crate::request::Request;
 pub struct Leases {
     /// No end before this was promised to a holder, and for how long.
     promised: BTreeMap<LeaseId, Promise>,
+    /// Lock calls that found their places at level 1 or later: they have renewed their leases.
+    renewing: BTreeSet<u128>,
 }
 
 #[derive(Default, Clone, Copy)]
@@ -35,6 +36,10 @@ impl Check for Leases {
         let now_us = context.now_us;
         let model = &context.reference.model;
         match seen {
+            Seen::Applied { command: Some(Command::Lock(lock)), outcome, .. } => {
+                let is_renewed = matches!(&outcome.reply, Ok(Reply::Lock(reply)) if reply.renewed);
+                self.renewing.extend(Some(lock.call).filter(|_| is_renewed && model.level() > 0));
+            }
             Seen::Applied { command: Some(Command::LeaseExpire { leases, .. }), outcome, .. } => {
                 if !matches!(outcome.reply, Ok(Reply::LeasesExpired { expired: 1.. })) {
                     return Ok(());
@@ -55,6 +60,12 @@ impl Check for Leases {
                 match (&call.request, &answer.result) {
                     (Request::Propose(_), Ok(Answered::Reply(Reply::LeaseGranted { lease, ttl_ms }))) => {
                         self.promise(*lease, call.issued_us, ttl_ms * 1000);
+                    }
+                    (Request::Lock(lock), Ok(Answered::Lock(reply))) if reply.renewed => {
+                        let life = model.lease(lock.lease).filter(|life| life.granted <= call.floor_index);
+                        if let Some(life) = life.filter(|_| self.renewing.contains(&lock.call)) {
+                            self.promise(lock.lease, call.issued_us, life.ttl_ms * 1000);
+                        }
                     }
                     (Request::KeepAlive { lease, .. }, Ok(Answered::KeptAlive { ttl_ms: Some(ttl_ms) })) => {
                         if !model.has_lease_within(*lease, *ttl_ms, &since) {

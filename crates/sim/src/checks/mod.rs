@@ -22,7 +22,9 @@ mod shown;
 mod state;
 mod streams;
 mod turns;
+mod waiting;
 mod watches;
+mod work;
 
 use std::ops::RangeInclusive;
 
@@ -63,10 +65,12 @@ pub fn all() -> Vec<Box<dyn Check>> {
         Box::new(lock_watches::LockWatches::default()),
         Box::new(sessions::Sessions::default()),
         Box::new(streams::Streams::default()),
+        Box::new(waiting::Waiting::default()),
         Box::new(fencing::Fencing::default()),
         Box::new(state::State::default()),
         Box::new(liveness::Liveness::default()),
         Box::new(bounds::Bounds::default()),
+        Box::new(work::Work::default()),
         Box::new(linearizability::Linearizability::default()),
     ]
 }

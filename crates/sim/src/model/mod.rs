@@ -300,19 +300,26 @@ impl Model {
         self.level == 0 || self.lease(place.lease).is_some_and(|life| life.born < place.token)
     }
 
-    /// A waiting place that is first in turn and whose lease has ended.
-    fn dead_in_turn(&self) -> Option<(Vec<u8>, Revision)> {
+    /// Waiting places whose turn it is and whose leases have ended. They end together: without one of them the round of
+    /// a barrier would not be complete, and it would not be the turn of the others.
+    fn dead_in_turn(&self) -> Vec<(Vec<u8>, Revision)> {
         let in_turn = self.queues.values().flat_map(|places| &places[..Model::granted(places)]);
-        let dead = in_turn.into_iter().find(|place| {
+        let dead = in_turn.filter(|place| {
             let stay = self.stay(&place.key, place.token);
             stay.is_some_and(|stay| stay.granted.is_none()) && !self.may_hold(place)
         });
-        dead.map(|place| (place.key.clone(), place.token))
+        dead.map(|place| (place.key.clone(), place.token)).collect()
     }
 
     fn settle_queues(&mut self) {
-        while let Some((key, token)) = self.dead_in_turn() {
-            self.leave_queue(&key, token, LockEnd::LeaseExpired);
+        loop {
+            let dead = self.dead_in_turn();
+            if dead.is_empty() {
+                break;
+            }
+            for (key, token) in dead {
+                self.leave_queue(&key, token, LockEnd::LeaseExpired);
+            }
         }
         for places in self.queues.values_mut() {
             let granted = Model::granted(places);

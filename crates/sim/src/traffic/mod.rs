@@ -13,6 +13,7 @@ mod locks;
 mod operator;
 pub mod owners;
 mod repeats;
+mod strands;
 pub mod streams;
 mod watches;
 
@@ -36,6 +37,7 @@ use self::locks::Held;
 use self::operator::Operator;
 use self::owners::Owners;
 use self::repeats::Repeats;
+use self::strands::Strands;
 use self::watches::{Carrier, Stream};
 pub use self::watches::{Delivery, Parcel};
 
@@ -187,6 +189,7 @@ pub struct Traffic {
     next_stream: StreamId,
     carrier: Carrier,
     repeats: Repeats,
+    strands: Strands,
     drawn: u64,
     operator: Operator,
     followers: Followers,
@@ -245,6 +248,7 @@ impl Traffic {
             next_stream: 1,
             carrier: Carrier::new(seed, plan, planted),
             repeats: Repeats::new(planted),
+            strands: Strands::new(seed, plan),
             drawn: 0,
             operator: Operator::default(),
             followers: Followers::default(),
@@ -263,6 +267,7 @@ impl Traffic {
         doing.extend(self.watch_again(client));
         doing.extend(self.follow_again(client));
         doing.extend(self.repeat(client, known.now_us));
+        doing.extend(self.strand(client, known.now_us));
         if client == 0 {
             doing.extend(self.tend(plan, known));
             doing.extend(self.operate(plan, known));
@@ -317,6 +322,7 @@ impl Traffic {
     pub fn issued(&mut self, id: CallId, call: &Call) {
         self.operator.issued(id, &call.request);
         self.repeat_issued(id, call);
+        self.strand_issued(id, call);
         let client = &mut self.clients[call.client];
         client.renewal_issued(id, call);
         client.open.push(id);

@@ -14,7 +14,7 @@ mod streams;
 mod transfers;
 mod wire;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bytes::Bytes;
@@ -73,6 +73,8 @@ pub struct World {
     keep_due_us: Vec<u64>,
     clients_paused_us: Vec<u64>,
     streams: BTreeMap<StreamId, MemberId>,
+    /// Connections between members whose greeting was heard: each end with its life.
+    greeted: BTreeSet<[(MemberId, u64); 2]>,
     transfers: BTreeMap<u64, Transfer>,
     next_transfer: u64,
     phase: Phase,
@@ -146,6 +148,9 @@ enum Own {
     LockStream(StreamId, LockWatchRequest),
     /// Of a call whose time is almost up.
     Hurry(CallId),
+    /// A snapshot is almost read in, which takes all of the process for a moment; and it is read in.
+    Restoring(Box<Input>),
+    Restored(Box<Input>),
 }
 
 /// A rule that does not hold.
@@ -227,7 +232,8 @@ impl World {
             now_us: 0,
             fault_random: Random::new(seed, 4),
             members,
-            network: Network::new(seed, plan.delay_us, plan.is_ordered),
+            network: Network::new(seed, plan.delay_us, plan.is_ordered)
+                .with_restores(plan.windows.map_or(0, |windows| windows.restore_us)),
             planted: setting.planted,
             memory: Memory::default(),
             events: Events::default(),
@@ -245,6 +251,7 @@ impl World {
             keep_due_us: vec![u64::MAX; plan.clients],
             clients_paused_us: vec![0; plan.clients],
             streams: BTreeMap::new(),
+            greeted: BTreeSet::new(),
             transfers: BTreeMap::new(),
             next_transfer: 1,
             phase: Phase::Busy,
@@ -320,6 +327,13 @@ impl World {
                 }
             }
             Own::Hurry(call) => self.hurry(member, call),
+            Own::Restoring(snapshot) => {
+                let (before_us, after_us) = self.network.stall_us();
+                self.pause(member, before_us + after_us);
+                let what = Own::Restored(snapshot);
+                self.events.at(self.now_us + before_us, Event::Own { member, life: number, what });
+            }
+            Own::Restored(snapshot) => self.give(member, *snapshot),
             // Everything that waited is taken by one step when the process goes on.
             Own::Step if until_us > self.now_us => self.step_at(member, until_us),
             what if until_us > self.now_us => self.events.at(until_us, Event::Own { member, life: number, what }),

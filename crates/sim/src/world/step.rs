@@ -220,6 +220,7 @@ impl World {
                 let members: Vec<MemberId> = members.iter().map(|member| member.id).collect();
                 // A disk that fails here fails again where it matters.
                 let _ = life.peers.keep(&members);
+                life.members = members;
                 self.notice_power(id);
             }
             Output::Removed => {}

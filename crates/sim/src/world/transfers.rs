@@ -9,7 +9,7 @@ use tenure_machine::MemberId;
 use tenure_replica::Input;
 use tenure_storage::{MemoryDisk, SnapshotSource};
 
-use super::{Broken, Event, World};
+use super::{Broken, Event, Own, World};
 use crate::member::Partial;
 use crate::recovery::{self, OpeningError};
 
@@ -169,9 +169,17 @@ impl World {
         self.report.snapshots_received += 1;
         let &Transfer { from, to, ref message, .. } = transfer;
         let (message, machine, configuration) = (message.clone(), Box::new(machine), meta.configuration);
-        self.give(to, Input::SnapshotReceived { from, message, machine, configuration, bytes });
+        let received = Input::SnapshotReceived { from, message, machine, configuration, bytes };
+        let (takes_us, is_unheard) = self.network.restoring();
+        match self.life(to).map(|life| life.number).filter(|_| takes_us > 0) {
+            Some(life) => {
+                let what = Own::Restoring(Box::new(received));
+                self.events.at(self.now_us + takes_us, Event::Own { member: to, life, what });
+            }
+            None => self.give(to, received),
+        }
         // The good news may be lost.
         let lost_percent = self.network.lost_percent;
-        Ok(if self.random.percent(lost_percent) { Step::Cut } else { Step::Arrived })
+        Ok(if is_unheard || self.random.percent(lost_percent) { Step::Cut } else { Step::Arrived })
     }
 }

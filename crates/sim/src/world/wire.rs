@@ -19,9 +19,32 @@ impl World {
     }
 
     pub(super) fn arrive(&mut self, from: MemberId, to: MemberId, directory_id: u128, message: Bytes) {
-        if !self.network.is_cut(from, to) && self.is_welcome(from, to, directory_id) {
+        if !self.network.is_cut(from, to) && self.is_greeted(from, to) && self.is_welcome(from, to, directory_id) {
             self.give(to, Input::Message { from, message });
         }
+    }
+
+    /// The first message between two processes begins with a greeting, as on a new connection. A caller that was removed
+    /// up to what the other one has applied is refused, and told so. In wide seeds only.
+    fn is_greeted(&mut self, from: MemberId, to: MemberId) -> bool {
+        let (Some(caller), Some(called)) = (self.life(from), self.life(to)) else { return true };
+        let ends = [(from, caller.number), (to, called.number)];
+        if self.plan.wide.is_none() || called.members.is_empty() || self.greeted.contains(&ends) {
+            return true;
+        }
+        let applied = caller.replica.machine().applied_index();
+        let is_known = called.members.contains(&from);
+        if !is_known && applied > 0 && applied <= called.replica.machine().applied_index() {
+            if !self.network.is_cut(to, from) {
+                self.give(from, Input::RefusedAsRemoved { by: to });
+            }
+            return false;
+        }
+        // One that is not known yet is greeted again.
+        if is_known {
+            self.greeted.insert(ends);
+        }
+        true
     }
 
     /// Who calls somebody compares directories, too: what was meant for a member before it lost its disk is not given
