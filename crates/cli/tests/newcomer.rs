@@ -139,8 +139,11 @@ fn errors_are_json_where_json_is_asked_for() {
 #[tokio::test]
 async fn status_does_not_wait_long_for_a_member_that_is_asleep() {
     let cluster = Cluster::start(3);
+    // Each member has said where it is found; before that one that sleeps is shown as one that has not started.
+    let status = || tenure(&["--endpoints", &cluster.endpoints(), "status", "-o", "json"]);
+    until("all members are known", || !status().stdout.contains("has not started"));
     cluster.servers[0].signal(Signal::STOP);
-    let said = tenure(&["--endpoints", &cluster.endpoints(), "status", "-o", "json"]);
+    let said = status();
     cluster.servers[0].signal(Signal::CONT);
     assert_eq!(said.code, Some(1), "{}", said.stderr);
     let document: Value = serde_json::from_str(&said.stdout).unwrap();
