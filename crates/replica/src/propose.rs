@@ -109,7 +109,12 @@ impl Replica {
         let mut message = Message { from: self.config.member, entries, ..Message::default() };
         message.set_msg_type(MessageType::MsgPropose);
         if !self.is_leader() || self.node.raft.step(message).is_err() {
-            // It was removed meanwhile, or is giving up its place. No log has these entries.
+            // It was deposed or removed meanwhile. No log has these entries. What it noted of forwarded commands has no
+            // meaning any more: whoever forwarded them asks the next leader.
+            debug_assert!(
+                !self.is_leader() || !self.is_member(self.config.member),
+                "raft takes what a leader proposes"
+            );
             for lost in self.proposals.take_from(first) {
                 self.lose(lost.waits);
             }

@@ -90,6 +90,8 @@ impl Replica {
     /// False = there is nobody to give it to.
     pub(crate) fn begin_transfer(&mut self, to: Option<MemberId>) -> bool {
         if let Some(to) = to {
+            // Raft takes no proposals while it gives its place away.
+            self.hand_to_raft();
             self.node.transfer_leader(to);
         }
         to.is_some()

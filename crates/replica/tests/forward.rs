@@ -120,6 +120,33 @@ fn a_place_held_back_for_a_member_that_was_removed_is_not_taken_twice() {
     assert_eq!(status.last_index, before + 2, "the copy is not in the log");
 }
 
+/// A place that was held back goes to raft before raft begins to give leadership away: raft takes no proposals then, and
+/// the leader, if it stays, would take every copy of the command for one that is in its log (seed 1794979177573).
+#[test]
+fn a_place_held_back_is_not_lost_when_leadership_is_not_taken() {
+    for delay_ms in 30..60 {
+        let mut cluster = Cluster::new(1, Config { join_patience_ms: 50, ..small_config() });
+        let leader = cluster.wait_for_leader();
+        let follower = follower(&cluster);
+        for lease in 1..=4 {
+            cluster.grant(leader, lease);
+        }
+        cluster.run(30);
+        for lease in 1..=3 {
+            cluster.lock(leader, lease);
+            cluster.run(80);
+        }
+        cluster.lock(follower, 4);
+        cluster.run(delay_ms);
+        cluster.lost = Some(MessageType::MsgTimeoutNow);
+        cluster.transfer(leader, None);
+        cluster.run(400);
+        assert_eq!(cluster.leader(), Some(leader), "nobody has heard that it may lead");
+        let places = cluster.hosts[&leader].replica.machine().state().lock_queue(b"job").count();
+        assert_eq!(places, 4, "asked to give way after {delay_ms} ms");
+    }
+}
+
 /// A leader tells every commit index at once, and raft answers each time.
 #[test]
 fn a_follower_says_once_what_it_has_and_writes_down_what_is_committed_with_what_comes_next() {

@@ -30,6 +30,8 @@ pub struct Cluster {
     pub cut: Vec<(MemberId, MemberId)>,
     /// Between these only raft's own messages do not.
     pub cut_raft: Vec<(MemberId, MemberId)>,
+    /// Raft's messages of this type are lost.
+    pub lost: Option<MessageType>,
     pub loss_percent: u64,
     /// Of these (from, to, kind) a copy is kept, to be delivered when a test wants it.
     pub copied: Option<(MemberId, MemberId, u8)>,
@@ -140,6 +142,7 @@ impl Cluster {
             packets: Vec::new(),
             cut: Vec::new(),
             cut_raft: Vec::new(),
+            lost: None,
             loss_percent: 0,
             copied: None,
             copies: Vec::new(),
@@ -368,6 +371,7 @@ impl Cluster {
     pub fn heal(&mut self) {
         self.cut.clear();
         self.cut_raft.clear();
+        self.lost = None;
         self.loss_percent = 0;
         for host in self.hosts.values_mut() {
             host.disk_pace_ms = 1;
@@ -429,7 +433,8 @@ impl Cluster {
             std::mem::take(&mut self.packets).into_iter().partition(|packet| packet.due_ms <= now_ms);
         self.packets = later;
         for Packet { from, to, message, .. } in due {
-            let is_cut = self.cut_raft.contains(&(from, to)) && message[0] == 0;
+            let is_lost = self.lost.is_some() && raft_message(&message).map(|message| message.msg_type()) == self.lost;
+            let is_cut = is_lost || (self.cut_raft.contains(&(from, to)) && message[0] == 0);
             if !is_cut
                 && !self.cut.contains(&(from, to))
                 && let Some(host) = self.hosts.get_mut(&to)
