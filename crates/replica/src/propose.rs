@@ -54,6 +54,8 @@ impl Replica {
         if self.is_over_quota() && self.grows(&envelope.command) {
             self.raise_no_space();
             return Err(NotAppended::Refused(Failure::Refused(Refusal::NoSpace)));
+            // If it waited, a Lock that renews a lease could come before it.
+            (Err(_), None) if matches!(waits, Waits::Expiry(_)) => self.lose(waits),
         }
         self.check_level_of(&envelope.command).map_err(NotAppended::Refused)?;
         if self.node.raft.lead_transferee.is_some() {
@@ -410,6 +412,13 @@ impl Waits {
         }
     }
 }
+    pub(crate) fn joiner(&self) -> Option<u128> {
+        match self {
+            Waits::Lock { joiner, .. } => Some(*joiner),
+            Waits::Call(_) | Waits::Expiry(_) | Waits::Nobody => None,
+        }
+    }
+
 
 pub(crate) struct Proposal {
     pub(crate) index: u64,

@@ -7,7 +7,6 @@ use tenure_machine::MemberId;
 
 use crate::forward::Greeted;
 use crate::level::Levels;
-use crate::propose::Waits;
 use crate::question::Asker;
 use crate::{CallId, Config, Failure, Output, Replica, SessionNotice};
 
@@ -88,8 +87,6 @@ impl Replica {
         if self.leading {
             self.leading = false;
             self.history_samples.clear();
-            // In another term they would expire nothing.
-            self.unsent.retain(|unsent| !matches!(unsent.waits, Waits::Expiry(_)));
             let askers = self.deadlines.clear().into_iter().chain(self.checkpoints.clear());
             let mut calls: Vec<CallId> = askers.filter_map(Asker::call).collect();
             calls.extend(self.reads.take_questions());

@@ -102,6 +102,47 @@ fn a_lease_does_not_expire_behind_a_lock_that_renews_it() {
     assert!(renewed > 0, "no leader stays");
 }
 
+/// An expiry of many leases finds no room in what may be under way, and a Lock that renews one of them does.
+#[test]
+fn a_lease_does_not_expire_behind_a_lock_that_found_room_before_it() {
+    let config = Config { highest_level: 1, inflight_bytes: 300, ..small_config() };
+    let mut renewed = 0;
+    for seed in 0..20 {
+        let mut cluster = Cluster::of(seed, config.clone(), &MEMBERS, &[]);
+        let leader = cluster.wait_for_leader();
+        cluster.run_until("the level is reached", |cluster| cluster.status(leader).level == 1);
+        let others = (1 << 40)..(1 << 40) + 40;
+        for lease in others.clone().chain([7]) {
+            cluster.grant(leader, lease);
+            cluster.run(5);
+        }
+        cluster.lock(leader, 7);
+        cluster.run(20);
+        for lease in others.chain([7]) {
+            cluster.keep_alive(leader, lease);
+        }
+        cluster.run(TTL_MS - 5);
+        cluster.isolate(leader);
+        let (key, value) = ("padding".into(), vec![7; 150].into());
+        let padding = Put { key, value, lease: 0, prev_kv: false, ignore_value: false, ignore_lease: false };
+        cluster.propose(leader, Asked::Other, Command::Put(padding));
+        cluster.run(10);
+        let call = cluster.lock(leader, 7);
+        cluster.run(40);
+        cluster.heal();
+        cluster.run(60);
+        if cluster.status(leader).leader != leader || cluster.outcomes.get(&call) != Some(&None) {
+            continue;
+        }
+        renewed += 1;
+        cluster.run(TTL_MS / 2);
+        assert!(has_lease(&cluster, leader), "seed {seed}");
+        cluster.run(TTL_MS);
+        assert!(!has_lease(&cluster, leader), "seed {seed}: it ends when it is not renewed");
+    }
+    assert!(renewed > 0, "no leader stays");
+}
+
 #[test]
 fn a_leader_deletes_all_keys_of_a_lease_with_very_many() {
     let (mut cluster, leader, follower) = cluster_at(1, 12, &[]);
