@@ -19,7 +19,7 @@ use tenure_machine::{Command, Envelope, MemberId, Origin, Refusal, Reply, View, 
 
 use crate::message;
 use crate::outbox::Outbox;
-use crate::propose::{NotAppended, Waits};
+use crate::propose::{NotAppended, Unsent, Waits};
 use crate::{CallId, Config, Failure, Output, Replica};
 
 /// What one message carries of commands, about.
@@ -45,8 +45,7 @@ impl Replica {
             return self.fail(call, Failure::Overloaded);
         }
         let forward = self.make_forward(command, waits, since_ms);
-        self.forwards.count(&forward);
-        self.forwards.pending.add(forward);
+        self.forwards.add(forward);
     }
 
     fn make_forward(&self, command: Command, waits: Waits, since_ms: u64) -> Forward {
@@ -60,6 +59,9 @@ impl Replica {
 
     /// Sends what was not sent yet, and all of it again to a new leader or after a while.
     pub(crate) fn send_forwards(&mut self) {
+        for Unsent { since_ms, command, waits } in self.forwards.take_released() {
+            self.propose_since(since_ms, command, waits);
+        }
         let (term, boot, now_ms) = (self.node.raft.term, self.config.boot, self.running_ms());
         let patience_ms = self.patience_ms();
         if self.forwards.sent_in_term != term {
@@ -117,8 +119,7 @@ impl Replica {
                 if let Ok(envelope) = codec::decode(data) {
                     let now_ms = self.running_ms();
                     let forward = self.make_forward(envelope.command, Waits::Nobody, now_ms);
-                    self.forwards.count(&forward);
-                    self.forwards.pending.add_for_later(forward, now_ms);
+                    self.forwards.add_for_later(forward, now_ms);
                 }
             }
             waits => {
@@ -263,8 +264,14 @@ pub(crate) struct HeldJoin {
 pub(crate) struct Forwards {
     pending: Outbox<Forward>,
     bytes: u64,
-    /// How many of them ask for a lock.
-    locks: usize,
+    /// Those that ask for a lock: the joiner, and the number under which it was forwarded.
+    locks: BTreeSet<(u128, u64)>,
+    /// Leaves of those, by the number of the Lock. The network may lose a message and deliver the next one, so a leave
+    /// is proposed only when it is known what became of its Lock. Otherwise it could overtake the Lock, and be answered
+    /// before the place that it leaves is taken.
+    held_leaves: BTreeMap<u64, Vec<Unsent>>,
+    /// Leaves whose Lock is settled.
+    released: Vec<Unsent>,
     /// To whom it was sent: there is one leader in a term.
     sent_in_term: u64,
     session: Option<u64>,
@@ -288,23 +295,49 @@ impl Forwards {
     }
 
     pub(crate) fn has_locks(&self) -> bool {
-        self.locks > 0
+        !self.locks.is_empty()
     }
 
-    fn count(&mut self, forward: &Forward) {
+    fn add(&mut self, forward: Forward) {
         self.bytes += forward.data.len() as u64;
-        self.locks += usize::from(matches!(forward.waits, Waits::Lock { .. }));
+        let joiner = forward.waits.joiner();
+        let sequence = self.pending.add(forward);
+        self.locks.extend(joiner.map(|joiner| (joiner, sequence)));
     }
 
-    fn discount(&mut self, forward: &Forward) {
+    /// For a command that does not ask for a lock, see [`Outbox::add_for_later`].
+    fn add_for_later(&mut self, forward: Forward, now_ms: u64) {
+        self.bytes += forward.data.len() as u64;
+        self.pending.add_for_later(forward, now_ms);
+    }
+
+    fn discount(&mut self, sequence: u64, forward: &Forward) {
         self.bytes -= forward.data.len() as u64;
-        self.locks -= usize::from(matches!(forward.waits, Waits::Lock { .. }));
+        if let Some(joiner) = forward.waits.joiner() {
+            self.locks.remove(&(joiner, sequence));
+            self.released.extend(self.held_leaves.remove(&sequence).into_iter().flatten());
+        }
     }
 
     fn settle(&mut self, sequence: u64) -> Option<Forward> {
         let settled = self.pending.settle(sequence)?;
-        self.discount(&settled);
+        self.discount(sequence, &settled);
         Some(settled)
+    }
+
+    /// Keeps a leave back while its Lock is on its way; gives it back if the Lock is not.
+    pub(crate) fn hold_leave(&mut self, joiner: u128, leave: Unsent) -> Option<Unsent> {
+        match self.locks.range((joiner, 0)..=(joiner, u64::MAX)).next_back() {
+            Some((_, sequence)) => {
+                self.held_leaves.entry(*sequence).or_default().push(leave);
+                None
+            }
+            None => Some(leave),
+        }
+    }
+
+    fn take_released(&mut self) -> Vec<Unsent> {
+        std::mem::take(&mut self.released)
     }
 
     fn begin_term(&mut self, term: u64) {
@@ -332,17 +365,36 @@ impl Forwards {
         let settled = self
             .pending
             .take_where(|sequence, _, _| state.is_settled(&Origin { member, boot, sequence, settled_below: 0 }));
-        settled.iter().for_each(|forward| self.discount(forward));
-        settled.into_iter().map(|forward| (forward.data, forward.waits)).collect()
+        settled.iter().for_each(|(sequence, forward)| self.discount(*sequence, forward));
+        settled.into_iter().map(|(_, forward)| (forward.data, forward.waits)).collect()
     }
 
     /// Gives up waiting for commands older than `since_ms`, and gives their calls.
     pub(crate) fn abandon_older_than(&mut self, since_ms: u64) -> Vec<CallId> {
-        self.abandon_where(|forward, _| forward.since_ms < since_ms)
+        let mut calls = self.abandon_where(|forward, _| forward.since_ms < since_ms);
+        calls.extend(self.drop_held_leaves(|leave, _| leave.since_ms < since_ms));
+        calls
     }
 
     pub(crate) fn abandon_calls(&mut self, is_abandoned: impl Fn(CallId) -> bool) -> Vec<CallId> {
-        self.abandon_where(|_, call| is_abandoned(call))
+        let mut calls = self.abandon_where(|_, call| is_abandoned(call));
+        calls.extend(self.drop_held_leaves(|_, call| is_abandoned(call)));
+        calls
+    }
+
+    /// No harm is done: a Lock that was given up leaves by itself when it is applied.
+    fn drop_held_leaves(&mut self, is_dropped: impl Fn(&Unsent, CallId) -> bool) -> Vec<CallId> {
+        let mut calls = Vec::new();
+        for leaves in self.held_leaves.values_mut().chain([&mut self.released]) {
+            leaves.retain(|leave| match leave.waits.call() {
+                Some(call) if is_dropped(leave, call) => {
+                    calls.push(call);
+                    false
+                }
+                _ => true,
+            });
+        }
+        calls
     }
 
     fn abandon_where(&mut self, is_abandoned: impl Fn(&Forward, CallId) -> bool) -> Vec<CallId> {
@@ -354,7 +406,7 @@ impl Forwards {
             // A place that may have been taken must be seen, to be left. All else may come to nothing.
             !was_sent || !matches!(forward.waits, Waits::Lock { .. })
         });
-        forgotten.iter().for_each(|forward| self.discount(forward));
+        forgotten.iter().for_each(|(sequence, forward)| self.discount(*sequence, forward));
         calls
     }
 }

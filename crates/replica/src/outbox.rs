@@ -34,29 +34,32 @@ impl<T> Outbox<T> {
         (next, self.pending.first_key_value().map_or(next, |(lowest, _)| *lowest))
     }
 
-    pub(crate) fn add(&mut self, what: T) {
+    /// Gives the number of what it adds.
+    pub(crate) fn add(&mut self, what: T) -> u64 {
         self.last += 1;
         self.due.push(self.last);
         self.pending.insert(self.last, Pending { sent_ms: None, what });
+        self.last
     }
 
     /// Like [`Outbox::add`], but it is sent only when it would be sent again.
-    pub(crate) fn add_for_later(&mut self, what: T, now_ms: u64) {
+    pub(crate) fn add_for_later(&mut self, what: T, now_ms: u64) -> u64 {
         self.last += 1;
         self.pending.insert(self.last, Pending { sent_ms: Some(now_ms), what });
+        self.last
     }
 
     pub(crate) fn settle(&mut self, number: u64) -> Option<T> {
         self.pending.remove(&number).map(|pending| pending.what)
     }
 
-    /// Takes out all for which `is_taken`, given the number and whether it was ever sent, says so.
-    pub(crate) fn take_where(&mut self, mut is_taken: impl FnMut(u64, bool, &mut T) -> bool) -> Vec<T> {
+    /// Takes out all for which `is_taken`, given the number and whether it was ever sent, says so; with their numbers.
+    pub(crate) fn take_where(&mut self, mut is_taken: impl FnMut(u64, bool, &mut T) -> bool) -> Vec<(u64, T)> {
         let taken = |(number, pending): (&u64, &mut Pending<T>)| {
             is_taken(*number, pending.sent_ms.is_some(), &mut pending.what).then_some(*number)
         };
         let numbers: Vec<u64> = self.pending.iter_mut().filter_map(taken).collect();
-        numbers.into_iter().filter_map(|number| self.settle(number)).collect()
+        numbers.into_iter().filter_map(|number| Some((number, self.settle(number)?))).collect()
     }
 
     /// Another leader has to be told all of it.

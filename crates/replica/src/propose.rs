@@ -25,7 +25,16 @@ impl Replica {
         self.propose_since(self.running_ms(), command, waits);
     }
 
-    fn propose_since(&mut self, since_ms: u64, command: Command, waits: Waits) {
+    pub(crate) fn propose_since(&mut self, since_ms: u64, mut command: Command, mut waits: Waits) {
+        if let Command::Leave(leave) = &command
+            && self.forwards.has_locks()
+        {
+            let joiner = leave.call;
+            match self.forwards.hold_leave(joiner, Unsent { since_ms, command, waits }) {
+                Some(leave) => (command, waits) = (leave.command, leave.waits),
+                None => return,
+            }
+        }
         if let Err(failure) = self.check_level_of(&command) {
             return waits.call().into_iter().for_each(|call| self.fail(call, failure.clone()));
         }
@@ -45,6 +54,8 @@ impl Replica {
             (Ok((index, term)), _) => self.proposals.push(Proposal { index, term, since_ms, waits, envelope }),
             (Err(NotAppended::Refused(failure)), Some(call)) => self.fail(call, failure),
             (Err(NotAppended::Refused(Failure::Refused(_))), None) => {}
+            // If it waited, a Lock that renews a lease could come before it.
+            (Err(_), None) if matches!(waits, Waits::Expiry(_)) => self.lose(waits),
             (Err(_), _) => self.unsent.push(Unsent { since_ms, command: envelope.command, waits }),
         }
     }
@@ -54,8 +65,6 @@ impl Replica {
         if self.is_over_quota() && self.grows(&envelope.command) {
             self.raise_no_space();
             return Err(NotAppended::Refused(Failure::Refused(Refusal::NoSpace)));
-            // If it waited, a Lock that renews a lease could come before it.
-            (Err(_), None) if matches!(waits, Waits::Expiry(_)) => self.lose(waits),
         }
         self.check_level_of(&envelope.command).map_err(NotAppended::Refused)?;
         if self.node.raft.lead_transferee.is_some() {
@@ -403,6 +412,13 @@ impl Waits {
         }
     }
 
+    pub(crate) fn joiner(&self) -> Option<u128> {
+        match self {
+            Waits::Lock { joiner, .. } => Some(*joiner),
+            Waits::Call(_) | Waits::Expiry(_) | Waits::Nobody => None,
+        }
+    }
+
     /// The call is gone. A place that it may still get is left as soon as it is known.
     pub(crate) fn abandon(&mut self) {
         match self {
@@ -412,13 +428,6 @@ impl Waits {
         }
     }
 }
-    pub(crate) fn joiner(&self) -> Option<u128> {
-        match self {
-            Waits::Lock { joiner, .. } => Some(*joiner),
-            Waits::Call(_) | Waits::Expiry(_) | Waits::Nobody => None,
-        }
-    }
-
 
 pub(crate) struct Proposal {
     pub(crate) index: u64,

@@ -55,14 +55,14 @@ impl Replica {
         }
         match self.is_leader() {
             true => self.reads.gather(Confirmed::Question { asker: Asker::Call(call), question }, since_ms),
-            false => self.questions.pending.add(Asked { call, question, since_ms }),
+            false => drop(self.questions.pending.add(Asked { call, question, since_ms })),
         }
     }
 
     pub(crate) fn send_questions(&mut self) {
         if self.is_leader() {
             // It is for this member to answer now.
-            for Asked { call, question, since_ms } in self.questions.pending.take_where(|_, _, _| true) {
+            for (_, Asked { call, question, since_ms }) in self.questions.pending.take_where(|_, _, _| true) {
                 self.reads.gather(Confirmed::Question { asker: Asker::Call(call), question }, since_ms);
             }
             return;
@@ -212,12 +212,12 @@ impl Questions {
 
     pub(crate) fn take_older_than(&mut self, since_ms: u64) -> Vec<CallId> {
         let late = self.pending.take_where(|_, _, asked| asked.since_ms < since_ms);
-        late.into_iter().map(|asked| asked.call).collect()
+        late.into_iter().map(|(_, asked)| asked.call).collect()
     }
 
     pub(crate) fn take_calls(&mut self, is_taken: impl Fn(CallId) -> bool) -> Vec<CallId> {
         let taken = self.pending.take_where(|_, _, asked| is_taken(asked.call));
-        taken.into_iter().map(|asked| asked.call).collect()
+        taken.into_iter().map(|(_, asked)| asked.call).collect()
     }
 }
 

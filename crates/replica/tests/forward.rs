@@ -9,7 +9,7 @@ use harness::config;
 use members::{Asked, Cluster, MEMBERS, raft_message};
 use raft::eraftpb::MessageType;
 use tenure_machine::*;
-use tenure_replica::{Config, Failure};
+use tenure_replica::{Config, Failure, Input};
 
 /// The kinds of messages that carry raft's own, and commands.
 const RAFT: u8 = 0;
