@@ -53,13 +53,16 @@ impl Network {
     pub fn restoring(&mut self) -> (u64, bool) {
         match self.restore_us {
             0 => (0, false),
+            // A copy that takes much longer than another one comes when the log has gone on behind it.
+            most_us if self.restoring.percent(40) => (self.restoring.between(most_us, 5 * most_us), true),
             most_us => (self.restoring.between(1, most_us), self.restoring.percent(50)),
         }
     }
 
-    /// How long a member stands still before and after a snapshot is read in.
+    /// How long no step is taken before and after a snapshot is read in. The log's thread goes on meanwhile, so that
+    /// one step is told what is durable, what is committed, and of the snapshot.
     pub fn stall_us(&mut self) -> (u64, u64) {
-        (self.restoring.spread(1, 150_000), self.restoring.spread(1, 150_000))
+        (self.restoring.between(1, 150_000), self.restoring.between(1, 150_000))
     }
 
     pub fn is_cut(&self, from: MemberId, to: MemberId) -> bool {

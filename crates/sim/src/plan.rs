@@ -45,6 +45,8 @@ pub struct Windows {
     pub strands: bool,
     /// How long it takes at most to read a snapshot that has come in; 0 = it is there at once.
     pub restore_us: u64,
+    /// All steps are long, so that each takes many inputs.
+    pub long_steps: bool,
 }
 
 pub struct Plan {
@@ -255,13 +257,21 @@ impl Plan {
         let strands = random.percent(50);
         let restores = self.members > 1 && random.percent(30);
         let restore_us = if restores { random.between(200_000, 1_000_000) * self.slowness } else { 0 };
-        self.windows = Some(Windows { strands, restore_us });
+        let long_steps = restores && random.percent(50);
+        self.windows = Some(Windows { strands, restore_us, long_steps });
         if restores {
             // A member that lags comes back by a snapshot, which the log may overtake, and its watchers are slow.
             self.replica.snapshot_floor_bytes = random.spread(512, 2 << 10);
             (self.replica.log_tail_bytes, self.replica.catch_up_bytes) = (random.spread(0, 1 << 10), 1 << 10);
             (self.replica.watch_buffer_bytes, self.value_bytes) = (random.between(200, 1000) as usize, 16);
             self.weights.extend([(Action::Put, 40), (Action::Watch, 8)]);
+            // What comes in while a step is long is taken together, before and behind the snapshot, and so much is
+            // written that every step applies something.
+            if let Some(wide) = self.wide.as_mut().filter(|_| self.slowness == 1 && long_steps) {
+                wide.step_us = random.between(20_000, self.replica.election_min_ms * 1000 / 4);
+                self.think_us = (self.think_us.0 / 8, self.think_us.1 / 8);
+                self.active_us = self.active_us.min(4_000_000);
+            }
             let fault = if random.percent(50) { "late snapshot" } else { "partition" };
             if !self.faults.contains(&fault) {
                 self.faults.push(fault);

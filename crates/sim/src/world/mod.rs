@@ -42,6 +42,8 @@ use self::transfers::Transfer;
 /// After healing: until every call is answered; until every watcher has read; until all have started again.
 const ANSWERED_WITHIN_US: u64 = 90_000_000;
 const READ_WITHIN_US: u64 = 10_000_000;
+/// A comparison of states that is under way is done within this.
+const COMPARED_US: u64 = 2_000_000;
 const LAST_LIFE_US: u64 = 1_000_000;
 const LOOK_US: u64 = 250_000;
 
@@ -318,7 +320,7 @@ impl World {
 
     fn happen_within(&mut self, member: MemberId, number: u64, what: Own) -> Result<(), Broken> {
         let Some(life) = self.life(member).filter(|life| life.number == number) else { return Ok(()) };
-        let (until_us, due_us) = (life.paused_until_us, life.step_due_us);
+        let (until_us, due_us, busy_us) = (life.paused_until_us, life.step_due_us, life.busy_until_us);
         match what {
             Own::Stream(stream, request) => self.give_watch(member, stream, request),
             Own::LockStream(stream, request) => {
@@ -329,7 +331,8 @@ impl World {
             Own::Hurry(call) => self.hurry(member, call),
             Own::Restoring(snapshot) => {
                 let (before_us, after_us) = self.network.stall_us();
-                self.pause(member, before_us + after_us);
+                let busy_until_us = self.now_us + before_us + after_us;
+                self.life_mut(member).into_iter().for_each(|life| life.busy_until_us = busy_until_us);
                 let what = Own::Restored(snapshot);
                 self.events.at(self.now_us + before_us, Event::Own { member, life: number, what });
             }
@@ -337,6 +340,7 @@ impl World {
             // Everything that waited is taken by one step when the process goes on.
             Own::Step if until_us > self.now_us => self.step_at(member, until_us),
             what if until_us > self.now_us => self.events.at(until_us, Event::Own { member, life: number, what }),
+            Own::Step if due_us == self.now_us && busy_us > self.now_us => self.step_at(member, busy_us),
             Own::Step if due_us == self.now_us => self.step(member)?,
             Own::Step => {}
             Own::LogDone => self.log_done(member)?,
@@ -454,7 +458,11 @@ impl World {
                     self.enter(Phase::Reading);
                 }
             }
-            Phase::Reading if passed_us > READ_WITHIN_US => {
+            // Leaders go on comparing states: a look may fall into the moment of that. It does not last.
+            Phase::Reading
+                if passed_us > READ_WITHIN_US
+                    && (self.is_all_applied() || passed_us > READ_WITHIN_US + COMPARED_US) =>
+            {
                 for member in self.configured() {
                     let Some(life) = self.members.get(&member).and_then(|member| member.life.as_ref()) else {
                         continue;
@@ -481,6 +489,11 @@ impl World {
     fn is_log_hanging(&self) -> bool {
         let soon_us = self.now_us + self.plan.sync_us.1;
         self.members.values().filter_map(|member| member.life.as_ref()).any(|life| life.log_busy_until_us > soon_us)
+    }
+
+    fn is_all_applied(&self) -> bool {
+        let lives = self.members.values().filter_map(|member| member.life.as_ref());
+        lives.map(|life| life.replica.status()).all(|status| status.applied_index == status.last_index)
     }
 
     /// Stops members that were removed without hearing of it and know only such as are gone: nobody is left to tell

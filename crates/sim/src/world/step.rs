@@ -74,7 +74,10 @@ impl World {
         self.hand_out_mail();
         self.report.steps += 1;
         if let Some(most_us) = self.plan.wide.map(|wide| wide.step_us).filter(|most_us| *most_us > 0) {
-            let takes_us = self.random.spread(1, most_us);
+            let takes_us = match self.plan.windows.is_some_and(|windows| windows.long_steps) {
+                true => self.random.between(most_us / 2, most_us),
+                false => self.random.spread(1, most_us),
+            };
             let busy_until_us = self.now_us + takes_us;
             self.life_mut(id).into_iter().for_each(|life| life.busy_until_us = busy_until_us);
         }
