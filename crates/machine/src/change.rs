@@ -115,6 +115,9 @@ impl View {
             if kv.lease != 0 {
                 self.leases.attach(kv.lease, &kv.key);
             }
+            if kv.version > 1 {
+                self.locks.follow_lease(&kv.key, kv.create_revision, kv.lease);
+            }
         }
         if kv.version == 1 && kv.lease != 0 {
             self.join(change, kv, place);

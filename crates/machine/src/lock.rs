@@ -113,6 +113,9 @@ pub(crate) struct Locks {
     /// Oldest first.
     pub(crate) recent: Vector<RecentHolder>,
     owners: Owners,
+    /// Entries whose keys do not name their lease any more, by lease and key: another client's put has taken it off. Rare,
+    /// and follows from the entries and their keys.
+    detached: OrdSet<(LeaseId, SharedBytes)>,
     /// Queues with places that could be granted now. Follows from the queues.
     due: OrdSet<LockName>,
     entries: u64,
@@ -157,6 +160,21 @@ impl Locks {
         let (name, queue) = self.queues.get_key_value(name)?;
         let entry = queue.get(create_revision).filter(|entry| *entry.key == *key)?;
         Some((name, queue, entry))
+    }
+
+    /// Notes that the live version of `key`, which was created at `create_revision`, has changed its lease to this one.
+    pub fn follow_lease(&mut self, key: &SharedBytes, create_revision: Revision, lease: LeaseId) {
+        let Some(own) = self.entry(key, create_revision).map(|(_, _, entry)| entry.lease) else { return };
+        match own == lease {
+            true => self.detached.remove(&(own, key.clone())),
+            false => self.detached.insert((own, key.clone())),
+        };
+    }
+
+    /// The keys of entries of this lease that do not name it any more, in order.
+    pub fn detached(&self, lease: LeaseId) -> impl Iterator<Item = &SharedBytes> + '_ {
+        let from = (lease, SharedBytes::default());
+        self.detached.range(from..).take_while(move |(of, _)| *of == lease).map(|(_, key)| key)
     }
 
     /// Adds an entry at the end of its queue; it is granted when the command is settled. False if an
@@ -220,6 +238,9 @@ impl Locks {
     fn discount(&mut self, name: &LockName, entry: &LockEntry) {
         self.entries -= 1;
         self.entry_bytes -= entry.bytes();
+        if !self.detached.is_empty() {
+            self.detached.remove(&(entry.lease, entry.key.clone()));
+        }
         if !entry.owner.is_empty() {
             self.owners.leave(&entry.owner, &(name.clone(), entry.token), entry.granted_wall_ms.is_some());
         }

@@ -100,6 +100,14 @@ impl View {
         self.leases.get(lease).map(|lease| &lease.client)
     }
 
+    /// The entries that were made with a lease that exists, with the names of their locks. Those whose keys name no lease
+    /// or another one, because a client has overwritten them, come last.
+    pub fn lease_entries(&self, lease: LeaseId) -> impl Iterator<Item = (&[u8], &Arc<LockEntry>)> + '_ {
+        let attached = self.leases.get(lease).into_iter().flat_map(Lease::keys);
+        let entries = attached.chain(self.locks.detached(lease)).filter_map(|key| self.lock_entry(key));
+        entries.filter(move |(_, entry)| entry.lease == lease && self.leases.is_alive(entry))
+    }
+
     /// 0 if there is no such lease.
     pub fn lease_key_count(&self, lease: LeaseId) -> usize {
         self.leases.get(lease).map_or(0, Lease::key_count)

@@ -63,6 +63,7 @@ impl goldenscript::Runner for Runner {
             "check" => check(&mut args)?,
             "commits" => self.commits(&mut args)?,
             "queue" => self.queue(args.next_pos().unwrap_or("")),
+            "entries" => self.entries(number(&mut args)?),
             "recent" => self.recent(),
             "leases" => self.leases(),
             "status" => {
@@ -153,6 +154,13 @@ impl Runner {
             )
         });
         lines.collect::<Vec<_>>().join("\n")
+    }
+
+    /// The entries of a lease.
+    fn entries(&self, lease: LeaseId) -> String {
+        let entries = self.machine.state().lease_entries(lease);
+        let lines: Vec<_> = entries.map(|(name, entry)| format!("{} token {}", show(name), entry.token)).collect();
+        if lines.is_empty() { "no entries".to_owned() } else { lines.join("\n") }
     }
 
     fn leases(&self) -> String {

@@ -311,9 +311,15 @@ impl Restore {
             },
         };
         let kv = self.view.store.live(&entry.key).filter(|kv| kv.create_revision == entry.token);
+        let kv = kv.ok_or("a lock entry without its key")?.clone();
         // The key's bytes are shared with the key space.
-        let key = kv.ok_or("a lock entry without its key")?.key.clone();
-        self.view.locks.restore(LockEntry { key, ..entry }, self.view.level >= 1)
+        let entry = LockEntry { key: kv.key.clone(), ..entry };
+        let is_attached = kv.lease == entry.lease;
+        self.view.locks.restore(entry, self.view.level >= 1)?;
+        if !is_attached {
+            self.view.locks.follow_lease(&kv.key, kv.create_revision, kv.lease);
+        }
+        Ok(())
     }
 
     fn recent(&mut self, reader: &mut Reader) -> ReadResult<()> {

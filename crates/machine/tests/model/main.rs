@@ -250,6 +250,12 @@ fn agree(view: &View, naive: &Naive) -> Result<(), TestCaseError> {
         let keys = state.values().filter(|kv| kv.lease == lease.lease).map(|kv| kv.key.clone());
         prop_assert_eq!(lease.keys, keys.collect::<Vec<_>>());
         prop_assert_eq!(Some(&lease.ttl_ms), naive.leases.get(&lease.lease));
+        let mut entries: Vec<_> = view.lease_entries(lease.lease).map(|(_, entry)| entry.key.to_vec()).collect();
+        entries.sort();
+        let of_lease = naive.entries.iter().filter(|entry| entry.lease == lease.lease && naive.may_hold(entry));
+        let mut expected: Vec<_> = of_lease.map(|entry| entry.key.clone()).collect();
+        expected.sort();
+        prop_assert_eq!(entries, expected);
     }
     prop_assert_eq!((view.level(), view.level_pin()), (naive.level, naive.level_pin));
     prop_assert_eq!(view.alarms(), naive.alarms.iter().copied().collect::<Vec<_>>());

@@ -221,7 +221,7 @@ impl Naive {
         Applied { revision: self.revision(), reply, commit, lock_changes, lease_changes: work.lease_changes, work: 0 }
     }
 
-    fn may_hold(&self, entry: &Entry) -> bool {
+    pub fn may_hold(&self, entry: &Entry) -> bool {
         self.level == 0 || (self.leases.contains_key(&entry.lease) && self.born[&entry.lease] < entry.token)
     }
 

@@ -293,6 +293,40 @@ async fn a_session_goes_on_elsewhere_and_its_older_stream_can_do_nothing() {
     assert_eq!(resume(&server, 4711).await.err().unwrap().code(), Code::NotFound);
 }
 
+/// Another client's put takes the lease off the key of a place. The place stays.
+#[tokio::test]
+async fn a_session_that_comes_back_holds_what_others_have_overwritten() {
+    use tenure_api::etcdserverpb::PutRequest;
+    let server = Server::start().await;
+    let (mut ada, bob) = (open(&server, "ada").await, open(&server, "bob").await);
+    let (lease, other) = (ada.opened.session_id, bob.opened.session_id);
+    let mut expected = Vec::new();
+    for (name, put) in [("kept", None), ("none", Some(0)), ("other", Some(other))] {
+        let number = ada.ask(lock(name)).await;
+        expected.push((name.to_owned(), ada.granted(number).await));
+        if let Some(lease_now) = put {
+            let key = format!("{name}/{lease:x}");
+            let put = PutRequest { key: key.into(), value: "mine".into(), lease: lease_now, ..PutRequest::default() };
+            server.kv().put(put).await.unwrap();
+        }
+    }
+    let listed = async || {
+        let sessions =
+            client(&server).list_sessions(ListSessionsRequest::default()).await.unwrap().into_inner().sessions;
+        let held = |id| sessions.iter().find(|of| of.lease.as_ref().unwrap().id == id).map(|of| of.locks_held);
+        (held(lease), held(other))
+    };
+    assert_eq!(listed().await, (Some(3), Some(0)));
+    let held = async |session_id| {
+        let session = resume(&server, session_id).await.unwrap();
+        let mut held: Vec<_> = session.opened.held.iter().map(|held| (held.name.clone(), held.fencing_token)).collect();
+        held.sort();
+        held
+    };
+    assert_eq!(held(lease).await, expected);
+    assert_eq!(held(other).await, [], "its lease on the key makes it no holder");
+}
+
 #[tokio::test]
 async fn a_broken_stream_gives_nothing_up_and_a_closed_one_everything() {
     let server = Server::start().await;

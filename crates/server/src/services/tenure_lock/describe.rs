@@ -183,7 +183,7 @@ pub fn summaries(view: &View, names: &[Bytes], times: &[Option<LeaseStatus>]) ->
 pub fn sessions(view: &View, after: i64, limit: usize) -> (Vec<SessionSummary>, String) {
     let mut found = Vec::new();
     for known in view.leases().filter(|known| known.lease > after) {
-        let entries: Vec<_> = known.keys.iter().filter_map(|key| view.lock_entry(key)).collect();
+        let entries: Vec<_> = view.lease_entries(known.lease).collect();
         if known.client.is_empty() && entries.is_empty() {
             continue;
         }

@@ -272,9 +272,7 @@ async fn open(shared: Arc<Shared>, requests: &mut Messages, address: Option<Sock
 }
 
 fn held(view: &At<tenure_machine::View>, lease: LeaseId) -> Vec<SessionHeld> {
-    let keys = view.value.lease(lease).map_or(Vec::new(), |lease| lease.keys);
-    let entries = keys.iter().filter_map(|key| view.value.lock_entry(key));
-    let granted = entries.filter(|(_, entry)| entry.granted_wall_ms.is_some());
+    let granted = view.value.lease_entries(lease).filter(|(_, entry)| entry.granted_wall_ms.is_some());
     granted.map(|(name, entry)| SessionHeld { name: describe::text(name), fencing_token: entry.token }).collect()
 }
 

@@ -268,10 +268,8 @@ fn tell_notice(notice: SessionNotice) -> Vec<Deed> {
 }
 
 fn held(view: &View, lease: LeaseId) -> Held {
-    let keys = view.lease(lease).map_or(Vec::new(), |lease| lease.keys);
-    let entries = keys.iter().filter_map(|key| view.lock_entry(key));
     let mut held = Held::new();
-    for (name, entry) in entries.filter(|(_, entry)| entry.granted_wall_ms.is_some()) {
+    for (name, entry) in view.lease_entries(lease).filter(|(_, entry)| entry.granted_wall_ms.is_some()) {
         held.entry(entry.token).or_default().insert(String::from_utf8_lossy(name).into_owned());
     }
     held
