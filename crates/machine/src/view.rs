@@ -188,9 +188,26 @@ impl View {
     /// The first key among these that a Lock call has made to be a place in a queue: the name of the lock, and the entry.
     /// Places that a client has made by writing keys, as etcd's recipes do, are left to that client.
     pub fn first_place(&self, keys: &crate::Keys) -> Option<(&[u8], &Arc<LockEntry>)> {
-        let places = self.store.live_in(keys).filter_map(|kv| self.locks.entry(&kv.key, kv.create_revision));
-        let (name, _, entry) = places.into_iter().find(|(_, _, entry)| entry.last_joiner.is_some())?;
-        Some((name, entry))
+        let mut budget = usize::MAX;
+        self.first_place_within(keys, &mut budget).flatten()
+    }
+
+    /// Like `first_place`, but gives up (None) once it has walked `budget` keys, which are taken off it: what is longer
+    /// runs on a view elsewhere.
+    pub fn first_place_within(
+        &self,
+        keys: &crate::Keys,
+        budget: &mut usize,
+    ) -> Option<Option<(&[u8], &Arc<LockEntry>)>> {
+        for kv in self.store.live_in(keys) {
+            *budget = budget.checked_sub(1)?;
+            if let Some((name, _, entry)) = self.locks.entry(&kv.key, kv.create_revision)
+                && entry.last_joiner.is_some()
+            {
+                return Some(Some((name, entry)));
+            }
+        }
+        Some(None)
     }
 
     /// The entry with this key and token, if it is granted.

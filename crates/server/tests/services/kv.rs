@@ -198,3 +198,26 @@ async fn large_requests_are_refused_by_name_and_larger_ones_by_grpc() {
     // The connection has survived.
     assert_eq!(server.get("big").await.unwrap().value.len(), 1_572_834);
 }
+
+/// A range that is too long to be walked by the thread that serves the connection is walked elsewhere.
+#[tokio::test]
+async fn places_are_protected_behind_ever_so_many_keys() {
+    let server = Server::start_with(|config| config.protect_places = true).await;
+    for batch in 0..10 {
+        let put = |number| {
+            let put = PutRequest { key: format!("k/{batch}/{number:03}").into(), ..PutRequest::default() };
+            RequestOp { request: Some(request_op::Request::RequestPut(put)) }
+        };
+        let txn = TxnRequest { success: (0..100).map(put).collect(), ..TxnRequest::default() };
+        server.kv().txn(txn).await.unwrap();
+    }
+    let mut locks = crate::tenure_lock::client(&server);
+    let lease = crate::tenure_lock::lease(&mut locks, "ada").await;
+    let held = crate::tenure_lock::lock(&mut locks, crate::tenure_lock::ask("z", lease)).await;
+    let everything = DeleteRangeRequest { key: "\0".into(), range_end: "\0".into(), ..DeleteRangeRequest::default() };
+    let refused = server.kv().delete_range(everything.clone()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(refused.message().contains("a place of the lock \"z\""), "{refused:?}");
+    crate::tenure_lock::unlock(&mut locks, "z", held.fencing_token).await.unwrap();
+    assert_eq!(server.kv().delete_range(everything).await.unwrap().into_inner().deleted, 1000);
+}
