@@ -10,7 +10,8 @@
 //! - An unlock that was not answered was carried out if its token is not held any more. Otherwise it is sent again: it
 //!   names the token, so it cannot release a later tenure.
 //! - A tenure of which a name is missing from the list has ended. Several locks are held together or not at all: what is
-//!   left of them is given back.
+//!   left of them is given back. Until that is done, a lock that names one of them is not sent: a member may take a later
+//!   lock before an earlier unlock, and would grant it the token that the unlock ends.
 //! - A renewal is never repeated. Opening a stream renews the lease, and the lifecycle decides when the next one is due.
 //!
 //! A caller may go away at any moment ([`Input::Abandon`]): before its request is sent, while it waits, or after the
@@ -168,10 +169,14 @@ pub struct Requests {
     last_number: Number,
     unanswered: BTreeMap<Number, Asked>,
     tenures: BTreeMap<Token, Tenure>,
+    /// Locks that are not sent before a name of theirs is given back.
+    held_back: BTreeMap<Ticket, Names>,
     /// Where each lock ticket stands that is waiting or held.
     tickets: BTreeMap<Ticket, Stands>,
     /// Tickets whose callers are gone, until nothing is owed for them.
     owed: BTreeSet<Ticket>,
+    /// Unanswered unlocks that give back the rest of a tenure.
+    rests: usize,
     /// The last renewal that the lifecycle wants, until it is confirmed.
     renewal: Option<u64>,
     link: Link,
@@ -214,6 +219,7 @@ struct Tenure {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Stands {
+    HeldBack,
     Asked(Number),
     Held(Token),
 }
@@ -234,8 +240,10 @@ impl Default for Requests {
             last_number: OPEN,
             unanswered: BTreeMap::new(),
             tenures: BTreeMap::new(),
+            held_back: BTreeMap::new(),
             tickets: BTreeMap::new(),
             owed: BTreeSet::new(),
+            rests: 0,
             renewal: None,
             link: Link::Closed,
         }
@@ -246,10 +254,7 @@ impl Requests {
     pub fn step(&mut self, input: Input) -> Vec<Effect> {
         let mut effects = Vec::new();
         match input {
-            Input::Lock { ticket, names } => {
-                let number = self.ask(Asked::Lock { ticket, names, sent: Sent::Never }, &mut effects);
-                self.tickets.insert(ticket, Stands::Asked(number));
-            }
+            Input::Lock { ticket, names } => self.lock(ticket, names, &mut effects),
             Input::Abandon { ticket } => self.abandon(ticket, &mut effects),
             Input::Unlock { ticket, names, token } => {
                 self.ask(Asked::Unlock { ticket: Some(ticket), names, token, sent: Sent::Never }, &mut effects);
@@ -283,9 +288,39 @@ impl Requests {
 
     /// Whether a request is unanswered that the server answers at once. A lock may wait for long.
     pub fn expects_an_answer(&self) -> bool {
-        // Each ticket is that of an unanswered lock or of a tenure. Sessions wait for many locks, so nothing is searched.
-        let unanswered_locks = self.tickets.len() - self.tenures.len();
+        // Each ticket is that of an unanswered lock, of one that is held back or of a tenure. Sessions wait for many locks, so nothing is searched.
+        let unanswered_locks = self.tickets.len() - self.held_back.len() - self.tenures.len();
         self.unanswered.len() > unanswered_locks
+    }
+
+    fn lock(&mut self, ticket: Ticket, names: Names, effects: &mut Vec<Effect>) {
+        if self.is_being_given_back(&names) {
+            self.tickets.insert(ticket, Stands::HeldBack);
+            self.held_back.insert(ticket, names);
+            return;
+        }
+        let number = self.ask(Asked::Lock { ticket, names, sent: Sent::Never }, effects);
+        self.tickets.insert(ticket, Stands::Asked(number));
+    }
+
+    /// Whether the rest of a tenure that has ended includes one of these names. A tenure that stands is given back by its
+    /// caller, which keeps its turn at the names until then.
+    fn is_being_given_back(&self, names: &Names) -> bool {
+        let is_one = |name: &String| names.contains(name);
+        // There is no rest but in trouble, so the many locks that wait are not searched.
+        self.rests > 0
+            && self
+                .unanswered
+                .values()
+                .any(|asked| matches!(asked, Asked::Unlock { ticket: None, names, .. } if names.iter().any(is_one)))
+    }
+
+    /// A part of a rest is given back: sends what it has held back.
+    fn end_rest(&mut self, effects: &mut Vec<Effect>) {
+        self.rests -= 1;
+        for (ticket, names) in std::mem::take(&mut self.held_back) {
+            self.lock(ticket, names, effects);
+        }
     }
 
     fn ask(&mut self, asked: Asked, effects: &mut Vec<Effect>) -> Number {
@@ -322,6 +357,11 @@ impl Requests {
         match self.tickets.get(&ticket).copied() {
             // Refused, or lost again before the caller has gone.
             None => effects.push(Effect::Settled { ticket }),
+            Some(Stands::HeldBack) => {
+                self.held_back.remove(&ticket);
+                self.tickets.remove(&ticket);
+                effects.push(Effect::Settled { ticket });
+            }
             Some(Stands::Asked(number)) if self.sent(number) == Sent::Never => {
                 self.unanswered.remove(&number);
                 self.tickets.remove(&ticket);
@@ -388,24 +428,25 @@ impl Requests {
                 self.tickets.remove(&ticket);
                 self.answer(ticket, Effect::Refuse { ticket }, effects);
             }
-            Some(Asked::Unlock { ticket, names, token, .. }) => {
+            Some(Asked::Unlock { ticket: Some(ticket), names, token, .. }) => {
                 self.end_tenure(token, Cause::Released, effects);
                 // One of them has another holder. Below level 1 the others are not released then.
                 self.give_back_each(&names, token, effects);
-                if let Some(ticket) = ticket {
-                    self.answer(ticket, Effect::Refuse { ticket }, effects);
-                }
+                self.answer(ticket, Effect::Refuse { ticket }, effects);
             }
+            Some(Asked::Unlock { ticket: None, .. }) => self.end_rest(effects),
             Some(Asked::Renew { .. }) | None => {}
         }
     }
 
     fn unlocked(&mut self, number: Number, released: bool, effects: &mut Vec<Effect>) {
-        if let Some(Asked::Unlock { ticket, token, .. }) = self.unanswered.remove(&number) {
-            self.end_tenure(token, Cause::Released, effects);
-            if let Some(ticket) = ticket {
+        match self.unanswered.remove(&number) {
+            Some(Asked::Unlock { ticket: Some(ticket), token, .. }) => {
+                self.end_tenure(token, Cause::Released, effects);
                 self.answer(ticket, Effect::Released { ticket, released }, effects);
             }
+            Some(Asked::Unlock { ticket: None, .. }) => self.end_rest(effects),
+            Some(Asked::Lock { .. } | Asked::Renew { .. }) | None => {}
         }
     }
 
@@ -438,6 +479,7 @@ impl Requests {
     fn give_back_each(&mut self, names: &Names, token: Token, effects: &mut Vec<Effect>) {
         for name in names.iter().filter(|_| names.len() > 1) {
             let names = [name.clone()].into();
+            self.rests += 1;
             self.ask(Asked::Unlock { ticket: None, names, token, sent: Sent::Never }, effects);
         }
     }
@@ -477,7 +519,7 @@ impl Requests {
 
     /// Sends everything that is still to be done over the new stream, in the order in which it was asked for.
     fn opened(&mut self, ttl_ms: u64, held: &Held, effects: &mut Vec<Effect>) {
-        if let Link::Opening { confirms: Some(renewal) } = std::mem::replace(&mut self.link, Link::Open) {
+        if let Link::Opening { confirms: Some(renewal) } = self.link {
             self.confirm(renewal, ttl_ms, effects);
         }
         let is_whole = |(token, tenure): &(&Token, &Tenure)| {
@@ -486,11 +528,17 @@ impl Requests {
         let ended: Vec<Token> =
             self.tenures.iter().filter(|tenure| !is_whole(tenure)).map(|(token, _)| *token).collect();
         for number in self.unanswered.keys().copied().collect::<Vec<_>>() {
+            if let Some(Asked::Unlock { token, sent, .. }) = self.unanswered.get(&number)
+                && !held.contains_key(token)
+            {
+                let released = *sent == Sent::Before;
+                self.unlocked(number, released, effects);
+            }
+        }
+        // What was held back has got its number now, so everything is sent in the order of the numbers.
+        self.link = Link::Open;
+        for number in self.unanswered.keys().copied().collect::<Vec<_>>() {
             match self.unanswered.get(&number) {
-                Some(Asked::Unlock { token, sent, .. }) if !held.contains_key(token) => {
-                    let released = *sent == Sent::Before;
-                    self.unlocked(number, released, effects);
-                }
                 #[cfg(feature = "planted")]
                 Some(Asked::Lock { sent: Sent::Before, .. }) if planted::is(Bug::ForgetAsked) => {}
                 _ => self.send(number, effects),

@@ -518,6 +518,75 @@ fn what_is_left_of_several_locks_is_given_back_if_unlocking_all_is_refused() {
     assert_eq!(requests.step(Input::Unlocked { number: 5, released: true }), []);
 }
 
+/// A session that has lost one of the locks a and b, with token 7. The requests that give both back have the numbers
+/// 3 and 4.
+fn with_a_rest() -> Requests {
+    let mut requests = Requests::default();
+    opened(&mut requests, &[]);
+    requests.step(Input::Lock { ticket: 1, names: ["a".to_owned(), "b".to_owned()].into() });
+    requests.step(Input::Granted { number: 2, token: 7 });
+    requests.step(Input::Lost { token: 7, cause: Cause::Taken });
+    requests
+}
+
+fn lock_of(number: Number, ticket: Ticket) -> Effect {
+    Effect::Send { number, request: Request::Lock { ticket, wait: Wait::AsAsked } }
+}
+
+/// A member may forward a later lock before an earlier unlock. The lock would be granted the token that the unlock ends.
+#[test]
+fn a_name_is_asked_for_again_when_the_rest_of_a_tenure_is_given_back() {
+    let only = |name: &str| -> Names { [name.to_owned()].into() };
+    let mut requests = with_a_rest();
+    assert_eq!(requests.step(Input::Lock { ticket: 2, names: only("b") }), [], "b is not given back yet");
+    assert_eq!(
+        requests.step(Input::Lock { ticket: 3, names: only("c") }),
+        [lock_of(5, 3)],
+        "c has nothing to do with it"
+    );
+    assert!(requests.expects_an_answer());
+    assert_eq!(requests.step(Input::Unlocked { number: 3, released: false }), []);
+    assert_eq!(requests.step(Input::Unlocked { number: 4, released: true }), [lock_of(6, 2)]);
+    assert!(!requests.expects_an_answer());
+    assert_eq!(requests.step(Input::Granted { number: 6, token: 9 }), [Effect::Grant { ticket: 2, token: 9 }]);
+}
+
+#[test]
+fn a_lock_that_is_held_back_is_sent_when_another_stream_has_settled_the_rest() {
+    let names: Names = ["b".to_owned(), "c".to_owned()].into();
+    for held in [&["b"][..], &[]] {
+        let mut requests = with_a_rest();
+        requests.step(Input::Lock { ticket: 2, names: names.clone() });
+        requests.step(Input::Lock { ticket: 3, names: ["d".to_owned()].into() });
+        requests.step(Input::Broken);
+        requests.step(Input::Opening);
+        let held = BTreeSet::from_iter(held.iter().map(|name| (*name).to_owned()));
+        let is_held = !held.is_empty();
+        let held = if is_held { Held::from([(7, held)]) } else { Held::new() };
+        let effects = requests.step(Input::Opened { ttl_ms: 9_000, held });
+        let asked_before = Effect::Send { number: 5, request: Request::Lock { ticket: 3, wait: Wait::AMoment } };
+        let unlock = |number, name: &str| {
+            let request = Request::Unlock { names: [name.to_owned()].into(), token: 7 };
+            Effect::Send { number, request }
+        };
+        match is_held {
+            true => {
+                assert_eq!(effects, [unlock(3, "a"), unlock(4, "b"), asked_before]);
+                assert_eq!(requests.step(Input::Refused { number: 4, refusal: Refusal::Final }), [lock_of(6, 2)]);
+            }
+            false => assert_eq!(effects, [asked_before, lock_of(6, 2)]),
+        }
+    }
+}
+
+#[test]
+fn a_caller_whose_lock_is_held_back_may_go_away() {
+    let mut requests = with_a_rest();
+    requests.step(Input::Lock { ticket: 2, names: ["b".to_owned()].into() });
+    assert_eq!(requests.step(Input::Abandon { ticket: 2 }), [Effect::Settled { ticket: 2 }]);
+    assert_eq!(requests.step(Input::Unlocked { number: 4, released: true }), []);
+}
+
 #[test]
 fn an_opening_confirms_the_renewal_that_was_wanted_before_it() {
     let mut requests = Requests::default();
