@@ -28,7 +28,7 @@ use tenure_api::tenure::v1::{
 };
 use tenure_machine::lock::entry_key;
 use tenure_machine::{
-    BusyReply, Command, LeaseGrant, LeaseId, Lock, LockEntry, Mode, Refusal, Reply, Revision, Unlock, View,
+    BusyReply, Command, LeaseGrant, LeaseId, Lock, LockEntry, LockReply, Mode, Refusal, Reply, Revision, Unlock, View,
 };
 use tenure_replica::{Consistency, Failure};
 use tonic::transport::server::TcpConnectInfo;
@@ -330,7 +330,7 @@ impl TenureLockService {
             }
             Locked::Held(reply) => reply,
         };
-        let signature = self.signature(&asked, reply.token).await?;
+        let signature = self.signature(&asked, &reply).await?;
         Ok(Response::new(LockResponse {
             header,
             signature,
@@ -344,12 +344,13 @@ impl TenureLockService {
         }))
     }
 
-    /// Empty unless this cluster signs, and for a mode that fences no writes.
-    async fn signature(&self, asked: &Asked, token: Revision) -> Result<String, Status> {
+    /// Empty unless this cluster signs, for a mode that fences no writes, and if one of the names is lost again.
+    async fn signature(&self, asked: &Asked, reply: &LockReply) -> Result<String, Status> {
         if self.0.process_wide.keyring.is_none() || !asked.mode.fences() {
             return Ok(String::new());
         }
-        let signed = sign::sign_standing(&self.0, &asked.name, asked.lease, token).await?;
+        let LockReply { token, more_keys, .. } = reply;
+        let signed = sign::sign_standing(&self.0, &asked.name, asked.lease, *token, more_keys).await?;
         Ok(signed.map_or(String::new(), |(_, signature)| signature))
     }
 

@@ -28,7 +28,7 @@ use tenure_api::tenure::v1::{
     SessionRefused, SessionRenewed, SessionSummary, SessionUnlocked, SessionWarning,
 };
 use tenure_machine::lock::entry_key;
-use tenure_machine::{BusyReply, Command, LeaseGrant, LeaseId, Leave, LockReply, Mode, Reply, Unlock};
+use tenure_machine::{BusyReply, Command, LeaseGrant, LeaseId, Leave, LockEntry, LockReply, Mode, Reply, Unlock, View};
 use tenure_replica::{Answered, CallId, Consistency, Failure, Input, Read, SessionNotice};
 use tokio::time::{Instant, Sleep};
 use tonic::{Code, Status};
@@ -192,7 +192,7 @@ enum What {
     Renew {
         came: Instant,
     },
-    /// A grant whose entry is looked up before it is signed and told.
+    /// A grant whose entries are looked up before it is signed and told.
     Sign {
         name: Bytes,
         reply: LockReply,
@@ -271,9 +271,14 @@ async fn open(shared: Arc<Shared>, requests: &mut Messages, address: Option<Sock
     })
 }
 
-fn held(view: &At<tenure_machine::View>, lease: LeaseId) -> Vec<SessionHeld> {
+fn held(view: &At<View>, lease: LeaseId) -> Vec<SessionHeld> {
     let granted = view.value.lease_entries(lease).filter(|(_, entry)| entry.granted_wall_ms.is_some());
     granted.map(|(name, entry)| SessionHeld { name: describe::text(name), fencing_token: entry.token }).collect()
+}
+
+/// The entry of the first name of a grant, if all of its names are still held.
+fn standing<'a>(view: &'a View, reply: &LockReply) -> Option<&'a LockEntry> {
+    sign::standing(view, &reply.key, &reply.more_keys, reply.token).map(|entry| &**entry)
 }
 
 impl Session {
@@ -466,7 +471,7 @@ impl Session {
             (What::Leave { name, code, why }, Ok(_)) => {
                 self.tell_busy(number, code, why, &BusyReply { name, holder: None, waiting: 0 });
             }
-            // The entry was there before, perhaps in another mode and for another holder: it is looked up.
+            // The entries were there before, perhaps in another mode and for another holder: they are looked up.
             (What::Lock { name, .. }, Ok(Answered::Lock(reply))) if reply.renewed && self.signs() => {
                 let (read, consistency) = (Read::View, Consistency::Serializable);
                 self.call(number, What::Sign { name, reply }, |call| Input::Read { call, read, consistency });
@@ -475,7 +480,7 @@ impl Session {
                 let signature = self.signature(&name, mode, &holder, &reply);
                 self.tell_granted(number, &reply, signature);
             }
-            (What::Sign { name, reply }, Ok(Answered::View(view))) => match view.lock_grant(&reply.key, reply.token) {
+            (What::Sign { name, reply }, Ok(Answered::View(view))) => match standing(&view, &reply) {
                 Some(entry) => {
                     let signature = self.signature(&name, entry.mode, &entry.holder, &reply);
                     self.tell_granted(number, &reply, signature);
@@ -540,7 +545,7 @@ impl Session {
         let LockReply { token, slot, .. } = *reply;
         let cluster = self.shared.identity().cluster;
         let holder = if holder.is_empty() { &self.client[..] } else { holder };
-        let expires_at_ms = sign::expires_after_renewal(self.ttl_ms, self.renewed_at.elapsed());
+        let expires_at_ms = sign::expires_after_renewal(self.ttl_ms, self.renewed_at);
         sign::sign(keyring, &sign::Grant { cluster, name, slot, token, holder, mode, expires_at_ms })
     }
 

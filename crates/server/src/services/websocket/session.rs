@@ -461,13 +461,12 @@ impl Session {
     /// Tells a grant or a renewal, signed for as long as the lease has time left if this cluster signs.
     fn vouch(&mut self, id: PlaceId, request_id: Option<&RequestId>, key: &str, token: Revision) {
         let (keyring, place) = (self.process_wide.keyring.as_ref(), self.places.get(&id));
-        let signature = keyring.zip(place).map(|(keyring, place)| {
+        let signature = keyring.zip(place).and_then(|(keyring, place)| {
             let (name, holder) = (key.as_bytes(), place.pair.client.as_bytes());
             let cluster = self.member.status().cluster;
-            let since = place.renewed_at().map_or(Duration::ZERO, |renewed_at| renewed_at.elapsed());
-            let expires_at_ms = sign::expires_after_renewal(place.ttl_ms, since);
+            let expires_at_ms = sign::expires_after_renewal(place.ttl_ms, place.renewed_at()?);
             let mode = Mode::Exclusive;
-            sign::sign(keyring, &sign::Grant { cluster, name, slot: 0, token, holder, mode, expires_at_ms })
+            Some(sign::sign(keyring, &sign::Grant { cluster, name, slot: 0, token, holder, mode, expires_at_ms }))
         });
         let fencing_token = Some(FencingToken { key, value: token, signature: signature.unwrap_or_default() });
         self.tell(&Told { success: Some(true), fencing_token, request_id, ..Told::default() });
