@@ -3,6 +3,7 @@
 
 use bytes::Bytes;
 
+use crate::lock::entry_key;
 use crate::{LeaseId, Level, MemberId, Revision};
 
 /// A command with what the leader stamped on it when it was proposed.
@@ -315,6 +316,19 @@ pub struct Lock {
     pub try_once: bool,
     /// Of the session's stream that asks; 0 = none.
     pub epoch: u64,
+}
+
+impl Lock {
+    /// All queues that it takes a place in.
+    pub fn names(&self) -> impl Iterator<Item = &Bytes> {
+        std::iter::once(&self.name).chain(&self.more_names)
+    }
+
+    /// Gives up the places that it may have taken. Each of them has a leave of its own: one that a later call has taken
+    /// over, or that is gone, does not stand for the others.
+    pub fn leaves(&self) -> Vec<Leave> {
+        self.names().map(|name| Leave { key: entry_key(name, self.lease).into(), call: self.call }).collect()
+    }
 }
 
 /// Ends what was granted with `token` in these queues. A queue in which nobody is, is passed over; one

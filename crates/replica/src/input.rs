@@ -65,10 +65,11 @@ pub enum Input {
     Cancel {
         call: CallId,
     },
-    /// The same for a Lock call, whose answer may be on its way: a grant that nobody took is left too.
+    /// The same for a Lock call, whose answer may be on its way: a grant that nobody took is left too, by these
+    /// ([`Lock::leaves`]).
     CancelLock {
         call: CallId,
-        leave: Leave,
+        leaves: Vec<Leave>,
     },
     Watch {
         stream: StreamId,

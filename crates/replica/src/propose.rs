@@ -240,10 +240,10 @@ impl Replica {
         unsent.into_iter().chain(held).min().map(|since_ms| since_ms + self.config.join_patience_ms)
     }
 
-    pub(crate) fn cancel(&mut self, call: CallId, leave: Option<Leave>) {
+    pub(crate) fn cancel(&mut self, call: CallId, leaves: Vec<Leave>) {
         match self.queued.take_call(call) {
             Some(queued) => self.leave(&queued.reply, queued.joiner),
-            None => self.cancelled.push((call, leave)),
+            None => self.cancelled.push((call, leaves)),
         }
     }
 
@@ -275,11 +275,9 @@ impl Replica {
             self.give_up(&waiting.what);
         }
         found.sort_unstable();
-        for (call, leave) in cancelled {
-            // Answered already, and the answer met nobody.
-            if let Some(leave) = leave
-                && found.binary_search(&call).is_err()
-            {
+        // The others were answered already, and the answer met nobody.
+        for (_, leaves) in cancelled.into_iter().filter(|(call, _)| found.binary_search(call).is_err()) {
+            for leave in leaves {
                 self.propose(Command::Leave(leave), Waits::Nobody);
             }
         }

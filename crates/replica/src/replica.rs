@@ -125,7 +125,7 @@ pub struct Replica {
     /// Compaction has left something to free.
     pub(crate) is_trimming: bool,
     /// Calls given up in this step; looked for once, when all inputs are taken.
-    pub(crate) cancelled: Vec<(CallId, Option<Leave>)>,
+    pub(crate) cancelled: Vec<(CallId, Vec<Leave>)>,
     pub(crate) snapshot: SnapshotProgress,
     /// Received, and raft is about to say whether it wants it.
     pub(crate) arrived: Option<Arrived>,
@@ -462,8 +462,8 @@ impl Replica {
             }
             Input::TransferLeader { call, to } => self.transfer(call, to),
             Input::Hurry { call } => self.hurry(call),
-            Input::Cancel { call } => self.cancel(call, None),
-            Input::CancelLock { call, leave } => self.cancel(call, Some(leave)),
+            Input::Cancel { call } => self.cancel(call, Vec::new()),
+            Input::CancelLock { call, leaves } => self.cancel(call, leaves),
             Input::Watch { stream, request } => {
                 let term = self.node.raft.term;
                 self.hub.take(stream, request, &self.machine, term, &mut self.outputs)

@@ -147,6 +147,38 @@ fn a_place_held_back_is_not_lost_when_leadership_is_not_taken() {
     }
 }
 
+/// The message that carries a Lock is late, its call is given up, and the leave would be the first to arrive. A caller
+/// that is told that its place is left relies on it, even if this member dies then and the Lock comes after all.
+#[test]
+fn a_leave_does_not_overtake_its_lock() {
+    for seed in 0..10 {
+        let mut cluster = Cluster::new(seed, Config { call_timeout_ms: 60_000, ..small_config() });
+        let leader = cluster.wait_for_leader();
+        let follower = follower(&cluster);
+        cluster.grant(follower, 7);
+        cluster.run(50);
+        cluster.copied = Some((follower, leader, COMMANDS));
+        cluster.cut.push((follower, leader));
+        let joiner = u128::from(cluster.next_call);
+        let call = cluster.lock(follower, 7);
+        cluster.run(5);
+        cluster.heal();
+        let leave = Leave { key: lock::entry_key(b"job", 7).into(), call: joiner };
+        cluster.asked.remove(&call);
+        cluster.host(follower).calls.cancelled(call);
+        cluster.host(follower).inputs.push(Input::CancelLock { call, leaves: vec![leave.clone()] });
+        let left = cluster.propose(follower, Asked::Other, Command::Leave(leave));
+        cluster.run_until("the leave is committed", |cluster| cluster.outcomes.contains_key(&left));
+        assert_eq!(cluster.outcomes[&left], None, "seed {seed}");
+        cluster.isolate(follower);
+        cluster.deliver_copies();
+        cluster.run(400);
+        let state = cluster.hosts[&leader].replica.machine().state();
+        assert!(state.lease_ttl_ms(7).is_some(), "seed {seed}: the lease lives");
+        assert_eq!(state.lock_queue(b"job").count(), 0, "seed {seed}");
+    }
+}
+
 /// A leader tells every commit index at once, and raft answers each time.
 #[test]
 fn a_follower_says_once_what_it_has_and_writes_down_what_is_committed_with_what_comes_next() {

@@ -282,7 +282,7 @@ impl Runner {
                 let (call, name, lease) = (args.number()?, args.text()?, args.number()?);
                 self.calls.cancelled(call);
                 let key = lock::entry_key(name.as_bytes(), lease).into();
-                Input::CancelLock { call, leave: Leave { key, call: u128::from(call) } }
+                Input::CancelLock { call, leaves: vec![Leave { key, call: u128::from(call) }] }
             }
             "watch_lock" | "watch_locks" => {
                 let (stream, watch) = (args.number()?, args.number()?);

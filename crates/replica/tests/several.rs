@@ -8,10 +8,14 @@ use members::{Asked, Cluster};
 use tenure_machine::{Command, Lock, MemberId, lock::entry_key};
 use tenure_replica::{CallId, Config, Failure, Input};
 
+/// What the next call asks for.
+fn lock_of(cluster: &Cluster, lease: i64, name: &'static str) -> Lock {
+    Lock { name: name.into(), lease, call: u128::from(cluster.next_call), ..Lock::default() }
+}
+
 fn lock(cluster: &mut Cluster, member: MemberId, lease: i64, names: &[&'static str]) -> CallId {
-    let mut names = names.iter().map(|name| Bytes::from(*name));
-    let (name, call) = (names.next().expect("at least one"), u128::from(cluster.next_call));
-    let lock = Lock { name, lease, call, more_names: names.collect(), ..Lock::default() };
+    let more_names = names[1..].iter().map(|name| Bytes::from(*name)).collect();
+    let lock = Lock { more_names, ..lock_of(cluster, lease, names[0]) };
     cluster.ask(member, Asked::Other, |call| Input::Lock { call, lock: Box::new(lock) })
 }
 
@@ -42,4 +46,33 @@ fn all_places_of_a_failed_request_are_left() {
     assert!(stands(b"b"), "the later call still waits for it");
     assert!(!stands(b"c"), "nothing waits for it any more");
     assert!(!cluster.outcomes.contains_key(&again));
+}
+
+/// The grant of a request for several locks is never read, and a later call of the same lease has the first of them, or it
+/// is gone. The others must not stay behind.
+#[test]
+fn all_places_of_a_grant_that_is_not_read_are_left() {
+    for is_gone in [false, true] {
+        let mut cluster = Cluster::new(32, Config::default());
+        let leader = cluster.wait_for_leader();
+        cluster.grant(leader, 7);
+        cluster.run(100);
+        let places = Lock { more_names: vec!["b".into(), "c".into()], ..lock_of(&cluster, 7, "a") };
+        let leaves = places.leaves();
+        let granted = cluster.ask(leader, Asked::Other, |call| Input::Lock { call, lock: Box::new(places) });
+        cluster.run(50);
+        assert!(cluster.outcomes[&granted].is_none());
+        if is_gone {
+            cluster.delete(leader, entry_key(b"a", 7));
+        } else {
+            lock(&mut cluster, leader, 7, &["a"]);
+        }
+        cluster.run(50);
+        cluster.host(leader).inputs.push(Input::CancelLock { call: granted, leaves });
+        cluster.run(100);
+        let stands =
+            |name: &[u8]| cluster.hosts[&leader].replica.machine().state().lock_entry(&entry_key(name, 7)).is_some();
+        assert_eq!(stands(b"a"), !is_gone, "the later call holds it");
+        assert!(!stands(b"b") && !stands(b"c"), "nobody holds them");
+    }
 }

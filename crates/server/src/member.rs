@@ -6,7 +6,6 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use tenure_machine::lock::entry_key;
 use tenure_machine::{
     self as machine, BusyReply, Command, Keys, LeaseId, Leave, Lock, LockReply, MemberId, RangeQuery, RangeReply,
     Reply, Revision, View,
@@ -134,8 +133,7 @@ impl Member {
     /// Waits until the lock is granted, unless it was asked for without waiting. Dropping the future leaves
     /// the queue.
     pub async fn lock(&self, lock: Box<Lock>) -> Result<At<Locked>, Failure> {
-        let leave = Leave { key: entry_key(&lock.name, lock.lease).into(), call: lock.call };
-        let answer = self.call_or_leave(false, Some(leave), |call| Input::Lock { call, lock }).await?;
+        let answer = self.call_or_leave(false, lock.leaves(), |call| Input::Lock { call, lock }).await?;
         answer.map(|answered| match answered {
             Answered::Lock(reply) => Locked::Held(reply),
             Answered::Reply(Reply::Busy(busy)) => Locked::Busy(busy),
@@ -198,13 +196,13 @@ impl Member {
     }
 
     async fn call(&self, always: bool, input: impl FnOnce(CallId) -> Input) -> Result<AnswerOf, Failure> {
-        self.call_or_leave(always, None, input).await
+        self.call_or_leave(always, Vec::new(), input).await
     }
 
     async fn call_or_leave(
         &self,
         always: bool,
-        leave: Option<Leave>,
+        leaves: Vec<Leave>,
         input: impl FnOnce(CallId) -> Input,
     ) -> Result<AnswerOf, Failure> {
         if !always && self.is_overloaded() {
@@ -214,7 +212,7 @@ impl Member {
         if !self.mailbox.bring(input(open.call)) {
             return Err(Failure::Stopping);
         }
-        let mut pending = Pending { open, mailbox: &self.mailbox, leave };
+        let mut pending = Pending { open, mailbox: &self.mailbox, leaves };
         let answer = match ALMOST_UP.try_with(|almost_up| *almost_up) {
             Ok(almost_up) => tokio::select! {
                 answer = &mut pending.open => answer,
@@ -274,17 +272,17 @@ fn unexpected<T>(answered: Answered) -> T {
 struct Pending<'a> {
     open: OpenCall,
     mailbox: &'a Mailbox,
-    /// Of a Lock call: how to give up what it may have been granted without anybody seeing it.
-    leave: Option<Leave>,
+    /// Of a Lock call: how to give up what it may have been granted without anybody seeing it. Empty for others.
+    leaves: Vec<Leave>,
 }
 
 impl Drop for Pending<'_> {
     fn drop(&mut self) {
         if !self.open.is_done() {
             let call = self.open.call;
-            self.mailbox.bring(match self.leave.take() {
-                Some(leave) => Input::CancelLock { call, leave },
-                None => Input::Cancel { call },
+            self.mailbox.bring(match std::mem::take(&mut self.leaves) {
+                leaves if leaves.is_empty() => Input::Cancel { call },
+                leaves => Input::CancelLock { call, leaves },
             });
         }
     }

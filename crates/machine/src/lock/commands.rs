@@ -34,14 +34,14 @@ impl View {
         {
             return Ok(reply);
         }
-        let keys: SmallVec<[_; 1]> = names(lock).map(|name| entry_key(name, lock.lease)).collect();
+        let keys: SmallVec<[_; 1]> = lock.names().map(|name| entry_key(name, lock.lease)).collect();
         let there = keys.iter().filter(|key| self.store.live(key).is_some()).count();
         if there > 0 {
             return self.lock_again(change, lock, &keys, there);
         }
         self.check_growth()?;
         let mut busy = None;
-        for name in names(lock) {
+        for name in lock.names() {
             let queue = self.locks.queue(name);
             queue.map_or(Ok(()), Queue::check_room)?;
             if !would_grant(queue, lock.mode, |entry| self.may_hold(entry)) {
@@ -60,7 +60,7 @@ impl View {
                 return Err(Refusal::Deadlock { cycle });
             }
         }
-        let mut places = names(lock).zip(&keys).map(|(name, key)| {
+        let mut places = lock.names().zip(&keys).map(|(name, key)| {
             let place = Place { lock, name, holder: &holder, is_free: false };
             let written = self.write(change, key, Some(place), |_| (lock.value[..].into(), lock.lease));
             written.kv.key.clone()
@@ -99,7 +99,7 @@ impl View {
         there: usize,
     ) -> Result<Reply, Refusal> {
         let (mut token, mut waits) = (None, None);
-        for (name, key) in names(lock).zip(keys) {
+        for (name, key) in lock.names().zip(keys) {
             let Some(kv) = self.store.live(key) else { continue };
             let entry = self.locks.entry(&kv.key, kv.create_revision).map(|(_, _, entry)| entry);
             // A place that outlived its lease is not taken over by a later lease with the same id.
@@ -124,7 +124,7 @@ impl View {
             return Ok(Reply::Busy(self.busy(name)));
         }
         let token = token.ok_or(Refusal::NotAnEntry)?;
-        for (name, key) in names(lock).zip(keys) {
+        for (name, key) in lock.names().zip(keys) {
             self.rejoin(change, lock, name, key, token);
         }
         #[cfg(feature = "planted")]
@@ -158,7 +158,7 @@ impl View {
     /// The places that a Lock has taken, applied at some time before this state, if one of them is left: as they
     /// would be told now.
     pub fn places_taken_by(&self, lock: &Lock) -> Option<LockReply> {
-        let keys: SmallVec<[_; 1]> = names(lock).map(|name| entry_key(name, lock.lease)).collect();
+        let keys: SmallVec<[_; 1]> = lock.names().map(|name| entry_key(name, lock.lease)).collect();
         let entries = keys.iter().filter_map(|key| self.lock_entry(key));
         let (_, entry) = entries.into_iter().find(|(_, entry)| entry.last_joiner == Some(lock.call))?;
         let mut reply = self.reply_for(&keys, entry.token, false);
@@ -306,19 +306,15 @@ fn check_epoch(current: Option<u64>, sent: u64) -> Result<(), Refusal> {
     }
 }
 
-fn names(lock: &Lock) -> impl Iterator<Item = &Bytes> {
-    std::iter::once(&lock.name).chain(&lock.more_names)
-}
-
 fn check_names(lock: &Lock) -> Result<(), Refusal> {
     if lock.more_names.len() >= limits::LOCK_NAMES {
         return Err(Refusal::TooManyNames);
     }
-    for (index, name) in names(lock).enumerate() {
+    for (index, name) in lock.names().enumerate() {
         if name.len() > limits::LOCK_NAME_BYTES {
             return Err(Refusal::NameTooLong);
         }
-        if names(lock).take(index).any(|earlier| earlier == name) {
+        if lock.names().take(index).any(|earlier| earlier == name) {
             return Err(Refusal::HeldAlready);
         }
     }
@@ -339,6 +335,6 @@ fn check_barrier(lock: &Lock) -> Result<(), Refusal> {
 pub(crate) fn together(lock: &Lock, own: &[u8]) -> Arc<[Bytes]> {
     match lock.more_names.is_empty() {
         true => Arc::default(),
-        false => names(lock).filter(|name| name[..] != *own).map(|name| Bytes::copy_from_slice(name)).collect(),
+        false => lock.names().filter(|name| name[..] != *own).map(|name| Bytes::copy_from_slice(name)).collect(),
     }
 }

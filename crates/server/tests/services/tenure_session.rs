@@ -328,6 +328,32 @@ async fn a_session_that_comes_back_holds_what_others_have_overwritten() {
 }
 
 #[tokio::test]
+async fn a_request_for_several_locks_leaves_all_of_them() {
+    let server = Server::start().await;
+    let (mut ada, mut bob) = (open(&server, "ada").await, open(&server, "bob").await);
+    let held = ada.ask(lock("c")).await;
+    ada.granted(held).await;
+    let more_names = vec!["b".to_owned(), "c".to_owned()];
+    let all = bob.ask(Asked::Lock(SessionLock { name: "a".to_owned(), more_names, ..SessionLock::default() })).await;
+    let Told::Queued(_) = bob.hear(all).await else { panic!("ada holds c") };
+    // A later request has the first of them.
+    let first = bob.ask(lock("a")).await;
+    bob.granted(first).await;
+    bob.ask(Asked::Cancel(SessionCancel { number: all })).await;
+    assert_eq!(bob.refused(all).await.0, i32::from(Code::Cancelled));
+    let mut client = client(&server);
+    let queue = async |client: &mut _, name| {
+        let described = describe(client, name).await;
+        (described.holders.len(), described.waiters.len())
+    };
+    assert_eq!(queue(&mut client, "a").await, (1, 0));
+    assert_eq!(queue(&mut client, "b").await, (0, 0));
+    assert_eq!(queue(&mut client, "c").await, (1, 0));
+    let renewal = bob.ask(Asked::Renew(SessionRenew {})).await;
+    assert!(matches!(bob.hear(renewal).await, Told::Renewed(_)), "the stream goes on");
+}
+
+#[tokio::test]
 async fn a_broken_stream_gives_nothing_up_and_a_closed_one_everything() {
     let server = Server::start().await;
     let mut ada = open(&server, "ada").await;

@@ -1,7 +1,6 @@
 //! Clients in the world: whom they ask, and what is known of them at the end.
 
-use tenure_machine::lock::entry_key;
-use tenure_machine::{Leave, Lock, MemberChange, MemberId};
+use tenure_machine::{MemberChange, MemberId};
 use tenure_replica::{Answered, CallId, Input, LockWatchRequest, StreamId, WatchRequest};
 
 use super::{Broken, Event, Own, Phase, Telling, Told, World, context, see};
@@ -197,7 +196,7 @@ impl World {
         let input = match &call.request {
             // One way or the other: the answer is not on its way yet.
             Request::Lock(lock) if id % 4 < 2 || call.client >= self.plan.clients => {
-                Input::CancelLock { call: id, leave: leave_of(lock) }
+                Input::CancelLock { call: id, leaves: lock.leaves() }
             }
             _ => Input::Cancel { call: id },
         };
@@ -223,7 +222,7 @@ impl World {
         self.fates.become_of(&lock, if is_there { Fate::Over } else { Fate::Unknown }, self.now_us);
         see(&mut self.checks, &Seen::Disowned { call: lock.call }, &context!(self))?;
         if is_there {
-            self.give(member, Input::CancelLock { call: id, leave: leave_of(&lock) });
+            self.give(member, Input::CancelLock { call: id, leaves: lock.leaves() });
         }
         Ok(())
     }
@@ -299,9 +298,4 @@ impl World {
         let doing = self.traffic.read_on();
         doing.into_iter().try_for_each(|(client, doing)| self.perform(client, doing))
     }
-}
-
-/// What cleans up after a Lock call: any of the places that it took stands for all of them.
-fn leave_of(lock: &Lock) -> Leave {
-    Leave { key: entry_key(&lock.name, lock.lease).into(), call: lock.call }
 }

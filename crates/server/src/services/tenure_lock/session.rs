@@ -6,14 +6,15 @@
 //! raises the epoch of its lease: whatever the older stream had still under way has no effect then.
 //! A stream that breaks gives nothing up: its places stay until the lease ends.
 //!
-//! What is asked is read by [`asked`], what is told is written by [`told`]: both are many small messages.
+//! What is asked is read by [`asked`], what is told is written by [`told`]: both are many small messages. What the replica
+//! has not answered is in [`calls`].
 
 pub(crate) mod asked;
+mod calls;
 mod told;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
-use std::hash::{BuildHasherDefault, Hasher};
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex};
@@ -27,13 +28,13 @@ use tenure_api::tenure::v1::{
     LeaderChanged, SessionClosed, SessionGranted, SessionHeld, SessionLost, SessionOpen, SessionOpened, SessionQueued,
     SessionRefused, SessionRenewed, SessionSummary, SessionUnlocked, SessionWarning,
 };
-use tenure_machine::lock::entry_key;
-use tenure_machine::{BusyReply, Command, LeaseGrant, LeaseId, Leave, LockEntry, LockReply, Mode, Reply, Unlock, View};
+use tenure_machine::{BusyReply, Command, LeaseGrant, LeaseId, Lock, LockEntry, LockReply, Mode, Reply, Unlock, View};
 use tenure_replica::{Answered, CallId, Consistency, Failure, Input, Read, SessionNotice};
 use tokio::time::{Instant, Sleep};
 use tonic::{Code, Status};
 
 use self::asked::{Asked, AskedFor};
+use self::calls::{Calls, GivenUp, Waiting, What};
 use self::told::Told;
 use super::request::AskedLock;
 use super::{describe, failed, header, request, sign};
@@ -45,8 +46,7 @@ use crate::services::framed::Messages;
 use crate::services::produced::Emitter;
 use crate::services::{Shared, errors};
 
-/// Requests of one session that are under way at once; beyond it no more are read. Locks that wait in
-/// their queues do not count: behind them renewals must still be heard.
+/// Requests of one session that are in flight at once, see [`Calls::in_flight`]; beyond it no more are read.
 const IN_FLIGHT: usize = 4096;
 /// Bytes of responses gathered before they are sent on.
 const TOLD_AT_ONCE: usize = 16 * 1024;
@@ -137,76 +137,12 @@ struct Session {
     client: Bytes,
     /// The last number that was used.
     number: u64,
-    under_way: HashMap<CallId, UnderWay, BuildHasherDefault<NumberHasher>>,
-    /// Those of them that are locks in their queues, by their numbers.
-    queued: HashMap<u64, CallId>,
-    timeouts: BTreeSet<(Instant, CallId)>,
+    calls: Calls,
     /// When the renewal that was confirmed last had come.
     renewed_at: Instant,
     is_warned: bool,
     closed: bool,
     told: Told,
-}
-
-/// For calls, which are counted.
-#[derive(Default)]
-struct NumberHasher(u64);
-
-impl Hasher for NumberHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(self.0 ^ u64::from(*byte));
-        }
-    }
-
-    fn write_u64(&mut self, number: u64) {
-        // Numbers in a row differ in their low bits, and the table looks at the high ones, too.
-        self.0 = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-}
-
-struct UnderWay {
-    number: u64,
-    what: What,
-}
-
-enum What {
-    Lock {
-        name: Bytes,
-        mode: Mode,
-        holder: Bytes,
-        joiner: u128,
-        timeout: Option<Instant>,
-    },
-    /// A Lock was given up. Its caller is told so when the place is left, and not before.
-    Leave {
-        name: Bytes,
-        code: Code,
-        why: &'static str,
-    },
-    Unlock,
-    Renew {
-        came: Instant,
-    },
-    /// A grant whose entries are looked up before it is signed and told.
-    Sign {
-        name: Bytes,
-        reply: LockReply,
-    },
-    Close,
-}
-
-impl What {
-    /// What waits for long must not keep all in memory that came along with it.
-    fn let_go_of_request(&mut self) {
-        if let What::Lock { name, holder, .. } = self {
-            (*name, *holder) = (Bytes::copy_from_slice(name), Bytes::copy_from_slice(holder));
-        }
-    }
 }
 
 /// The first request says which session it is; the answer says what it has.
@@ -261,9 +197,7 @@ async fn open(shared: Arc<Shared>, requests: &mut Messages, address: Option<Sock
         ttl_ms,
         client,
         number,
-        under_way: HashMap::default(),
-        queued: HashMap::new(),
-        timeouts: BTreeSet::new(),
+        calls: Calls::default(),
         renewed_at: came,
         is_warned: false,
         closed: false,
@@ -318,7 +252,7 @@ impl Session {
     }
 
     fn take_requests(&mut self, requests: &mut Messages, context: &mut Context<'_>) -> Result<Flow, Status> {
-        while self.under_way.len() - self.queued.len() < IN_FLIGHT
+        while self.calls.in_flight() < IN_FLIGHT
             && let Poll::Ready(asked) = requests.poll_next(context, asked::decode)
         {
             match asked {
@@ -362,7 +296,7 @@ impl Session {
         match request {
             Some(Request::Renew(_)) => self.renew(number),
             Some(Request::Cancel(asked)) => {
-                if let Some(call) = self.call_of(asked.number) {
+                if let Some(call) = self.calls.of(asked.number) {
                     self.give_up(call, Code::Cancelled, "cancelled");
                 }
             }
@@ -387,10 +321,10 @@ impl Session {
     }
 
     fn lock(&mut self, number: u64, mut asked: AskedLock) {
-        if self.under_way.len() >= self.shared.config.limits.leases_per_client {
+        if self.calls.len() >= self.shared.config.limits.leases_per_client {
             return self.refuse(number, &Status::resource_exhausted("too many locks are waited for on this session"));
         }
-        let timeout_ms = asked.timeout_ms.filter(|timeout_ms| *timeout_ms > 0);
+        let timeout = calls::timeout(asked.timeout_ms);
         (asked.lock.lease, asked.lock.epoch) = (self.lease, self.epoch);
         asked.lock.call = self.shared.member.draw_call();
         let mut lock = match asked.check() {
@@ -400,38 +334,24 @@ impl Session {
         if lock.holder.is_empty() {
             lock.holder = self.client.clone();
         }
-        let timeout = timeout_ms.map(|timeout_ms| Instant::now() + Duration::from_millis(timeout_ms as u64));
-        let (name, holder) = (lock.name.clone(), lock.holder.clone());
-        let what = What::Lock { name, mode: lock.mode, holder, joiner: lock.call, timeout };
-        self.call(number, what, |call| Input::Lock { call, lock });
-    }
-
-    fn call_of(&self, number: u64) -> Option<CallId> {
-        // Those that are in no queue are few.
-        let among_all =
-            || self.under_way.iter().find(|(_, under_way)| under_way.number == number).map(|(call, _)| *call);
-        self.queued.get(&number).copied().or_else(among_all)
+        let (name, more_names, holder) = (lock.name.clone(), lock.more_names.clone(), lock.holder.clone());
+        let waiting = Waiting { name, more_names, mode: lock.mode, holder, joiner: lock.call, timeout };
+        self.call(number, What::Lock(waiting), |call| Input::Lock { call, lock });
     }
 
     fn call(&mut self, number: u64, what: What, input: impl FnOnce(CallId) -> Input) {
-        if matches!(what, What::Lock { .. }) && self.shared.member.is_overloaded() {
+        if matches!(what, What::Lock(_)) && self.shared.member.is_overloaded() {
             return self.refuse(number, &failed(Failure::Overloaded));
         }
         let call = self.stream.open_call();
-        if let What::Lock { timeout: Some(timeout), .. } = what {
-            self.timeouts.insert((timeout, call));
-        }
-        self.under_way.insert(call, UnderWay { number, what });
+        self.calls.begin(call, number, what);
         self.stream.gather(input(call));
     }
 
     fn hear(&mut self, mail: SessionMail) -> Result<(), Status> {
         match mail {
             SessionMail::Queued { call, ahead } => {
-                if let Some(UnderWay { number, what }) = self.under_way.get_mut(&call) {
-                    let number = *number;
-                    what.let_go_of_request();
-                    self.queued.insert(number, call);
+                if let Some(number) = self.calls.queue(call) {
                     self.tell(number, Response::Queued(SessionQueued { ahead: ahead as u64 }));
                 }
             }
@@ -447,7 +367,7 @@ impl Session {
             SessionMail::LockWatch(_) => {}
             SessionMail::Answer { call, answer } => {
                 // One that was given up has been answered already.
-                if let Some((number, what)) = self.end_call(call) {
+                if let Some((number, what)) = self.calls.end(call) {
                     return self.answer(number, what, answer.result);
                 }
             }
@@ -455,28 +375,19 @@ impl Session {
         Ok(())
     }
 
-    fn end_call(&mut self, call: CallId) -> Option<(u64, What)> {
-        let UnderWay { number, what } = self.under_way.remove(&call)?;
-        if !self.queued.is_empty() {
-            self.queued.remove(&number);
-        }
-        if let What::Lock { timeout: Some(timeout), .. } = &what {
-            self.timeouts.remove(&(*timeout, call));
-        }
-        Some((number, what))
-    }
-
     fn answer(&mut self, number: u64, what: What, result: Result<Answered, Failure>) -> Result<(), Status> {
         match (what, result) {
-            (What::Leave { name, code, why }, Ok(_)) => {
-                self.tell_busy(number, code, why, &BusyReply { name, holder: None, waiting: 0 });
+            (What::Leave, Ok(_)) => {
+                if let Some(GivenUp { name, code, why, .. }) = self.calls.left(number) {
+                    self.tell_busy(number, code, why, &BusyReply { name, holder: None, waiting: 0 });
+                }
             }
             // The entries were there before, perhaps in another mode and for another holder: they are looked up.
-            (What::Lock { name, .. }, Ok(Answered::Lock(reply))) if reply.renewed && self.signs() => {
+            (What::Lock(Waiting { name, .. }), Ok(Answered::Lock(reply))) if reply.renewed && self.signs() => {
                 let (read, consistency) = (Read::View, Consistency::Serializable);
                 self.call(number, What::Sign { name, reply }, |call| Input::Read { call, read, consistency });
             }
-            (What::Lock { name, mode, holder, .. }, Ok(Answered::Lock(reply))) => {
+            (What::Lock(Waiting { name, mode, holder, .. }), Ok(Answered::Lock(reply))) => {
                 let signature = self.signature(&name, mode, &holder, &reply);
                 self.tell_granted(number, &reply, signature);
             }
@@ -509,9 +420,11 @@ impl Session {
             (_, Ok(other)) => return Err(Status::internal(format!("an unexpected answer: {other:?}"))),
             (What::Renew { .. } | What::Close, Err(failure)) => return Err(failed(failure)),
             // Whether the place is left is not known. The client opens another stream and leaves it there.
-            (What::Leave { .. }, Err(failure)) => {
-                self.count(Done::LockRefused);
-                self.refuse(number, &Status::unavailable(failed(failure).message()));
+            (What::Leave, Err(failure)) => {
+                if self.calls.not_left(number).is_some() {
+                    self.count(Done::LockRefused);
+                    self.refuse(number, &Status::unavailable(failed(failure).message()));
+                }
             }
             (What::Unlock, Err(failure)) => {
                 self.count(Done::UnlockRefused);
@@ -552,20 +465,19 @@ impl Session {
     /// A Lock whose time is up, or that is not wanted any more, leaves its queues. Its caller takes the refusal for the
     /// end of it and never asks again, so it is told only when the leave is committed: this member may die before that.
     fn give_up(&mut self, call: CallId, code: Code, why: &'static str) {
-        if !matches!(self.under_way.get(&call), Some(UnderWay { what: What::Lock { .. }, .. })) {
-            return;
-        }
-        if let Some((number, What::Lock { name, joiner, .. })) = self.end_call(call) {
-            let leave = Leave { key: entry_key(&name, self.lease).into(), call: joiner };
-            self.stream.gather(Input::CancelLock { call, leave: leave.clone() });
-            let command = Command::Leave(leave);
-            self.call(number, What::Leave { name, code, why }, |call| Input::Propose { call, command });
+        let Some((number, Waiting { name, more_names, joiner, .. })) = self.calls.end_lock(call) else { return };
+        let lock = Lock { name: name.clone(), more_names, lease: self.lease, call: joiner, ..Lock::default() };
+        let leaves = lock.leaves();
+        self.stream.gather(Input::CancelLock { call, leaves: leaves.clone() });
+        self.calls.give_up(number, GivenUp { name, code, why, places: leaves.len() });
+        for command in leaves.into_iter().map(Command::Leave) {
+            self.call(number, What::Leave, |call| Input::Propose { call, command });
         }
     }
 
     fn pass_time(&mut self) {
         let now = Instant::now();
-        while let Some((_, call)) = self.timeouts.first().copied().filter(|(due, _)| *due <= now) {
+        while let Some(call) = self.calls.due(now) {
             self.give_up(call, Code::DeadlineExceeded, "not granted in time");
         }
         self.stream.bring_gathered();
@@ -580,7 +492,7 @@ impl Session {
     fn next_wake(&self) -> Instant {
         // Once it was warned there is nothing to wake for but timeouts, until it is renewed.
         let warn = if self.is_warned { self.warn_at() + Duration::from_secs(3600) } else { self.warn_at() };
-        self.timeouts.first().map_or(warn, |(due, _)| (*due).min(warn))
+        self.calls.next_timeout().map_or(warn, |due| due.min(warn))
     }
 
     fn warn_at(&self) -> Instant {

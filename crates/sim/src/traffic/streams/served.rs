@@ -9,7 +9,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 use tenure_client::lifecycle::Cause;
 use tenure_client::requests::{Held, Number, Refusal};
-use tenure_machine::lock::entry_key;
 use tenure_machine::{Command, LeaseId, Leave, Lock, LockEnd, MemberId, Reply, Unlock, View};
 use tenure_replica::{Answered, CallId, Failure, SessionNotice};
 
@@ -26,6 +25,9 @@ pub struct Served {
     is_open: bool,
     under_way: BTreeMap<CallId, UnderWay>,
     timeouts: BTreeSet<(u64, CallId)>,
+    /// Locks that were given up, by their numbers, with the places that are not left yet. Their callers are told when the
+    /// last one is left.
+    given_up: BTreeMap<Number, usize>,
     /// Notices that have come while the stream was being opened.
     early: Vec<SessionNotice>,
 }
@@ -46,10 +48,10 @@ pub enum What {
     List,
     Lock {
         timeout_us: Option<u64>,
-        /// Gives it up.
-        leave: Leave,
+        /// Give it up.
+        leaves: Vec<Leave>,
     },
-    /// A Lock was given up: its caller is told so when the place is left.
+    /// Leaves one place of a Lock that was given up.
     Leave,
     Unlock,
     Renew,
@@ -84,6 +86,7 @@ impl Served {
             is_open: false,
             under_way: BTreeMap::new(),
             timeouts: BTreeSet::new(),
+            given_up: BTreeMap::new(),
             early: Vec::new(),
         }
     }
@@ -121,8 +124,7 @@ impl Served {
             Up::Lock { number, asked } => {
                 let timeout_us = asked.timeout_ms.filter(|ms| *ms > 0).map(|ms| now_us + ms * 1000);
                 let lock = self.lock(asked, joiner);
-                let leave = Leave { key: entry_key(&lock.name, self.lease).into(), call: joiner };
-                let what = What::Lock { timeout_us, leave };
+                let what = What::Lock { timeout_us, leaves: lock.leaves() };
                 vec![Deed::Call { number, what, request: Box::new(Request::Lock(lock)) }]
             }
             Up::Cancel { of } => {
@@ -171,8 +173,10 @@ impl Served {
 
     fn give_up(&mut self, call: CallId) -> Vec<Deed> {
         match self.end_call(call) {
-            Some(UnderWay { number, what: What::Lock { leave, .. } }) => {
-                vec![Deed::GiveUp(call), propose(number, What::Leave, Command::Leave(leave))]
+            Some(UnderWay { number, what: What::Lock { leaves, .. } }) => {
+                self.given_up.insert(number, leaves.len());
+                let leaves = leaves.into_iter().map(|leave| propose(number, What::Leave, Command::Leave(leave)));
+                std::iter::once(Deed::GiveUp(call)).chain(leaves).collect()
             }
             _ => Vec::new(),
         }
@@ -221,7 +225,8 @@ impl Served {
             (What::Lock { .. }, Ok(Answered::Lock(reply))) => {
                 vec![Deed::Tell(Down::Granted { number, token: reply.token })]
             }
-            (What::Leave, Ok(_)) | (_, Ok(Answered::Reply(Reply::Busy(_)))) => {
+            (What::Leave, result) => self.left(number, result.is_ok()),
+            (_, Ok(Answered::Reply(Reply::Busy(_)))) => {
                 vec![Deed::Tell(Down::Refused { number, refusal: Refusal::Final })]
             }
             (_, Ok(Answered::Reply(Reply::Unlocked { released }))) => {
@@ -237,11 +242,23 @@ impl Served {
             (What::Resume | What::FirstRenewal | What::List | What::Renew, Err(failure)) => {
                 fail(matches!(failure, Failure::Refused(tenure_machine::Refusal::LeaseNotFound)))
             }
-            (What::Leave, Err(_)) => vec![Deed::Tell(Down::Refused { number, refusal: Refusal::Passing })],
             (What::Lock { .. } | What::Unlock, Err(failure)) => {
                 vec![Deed::Tell(Down::Refused { number, refusal: meaning(&failure) })]
             }
         }
+    }
+
+    /// A leave is answered: the place is left, or it is not known whether it is.
+    fn left(&mut self, number: Number, is_left: bool) -> Vec<Deed> {
+        let Some(places) = self.given_up.get_mut(&number) else { return Vec::new() };
+        *places -= usize::from(is_left);
+        let refusal = match (is_left, *places) {
+            (true, 0) => Refusal::Final,
+            (true, _) => return Vec::new(),
+            (false, _) => Refusal::Passing,
+        };
+        self.given_up.remove(&number);
+        vec![Deed::Tell(Down::Refused { number, refusal })]
     }
 }
 
