@@ -33,6 +33,8 @@
 //! - A place whose lease has ended is never granted: it ends when its turn comes.
 //! - Of several locks that are unlocked together those are released that the token still holds. Unlocking is refused only
 //!   if the token holds none of them.
+//! - A request for several locks that finds only some of its lease's places for these names leaves them. Its reply is
+//!   [`Reply::Left`].
 //! - A lock request that names no holder is held in the name of the lease's client.
 //! - A lease that asks again for a lock that it has is renewed ([`crate::LeaseChange::Renewed`]).
 

@@ -44,6 +44,7 @@ pub enum Reply {
         expired: usize,
     },
     Lock(LockReply),
+    /// Also to a Lock that has left the rest of an earlier request for the same names.
     Left {
         left: bool,
     },

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use raft::eraftpb::{Entry, EntryType};
 use tenure_machine::{
-    Applied, Command, LeaseChange, LeaseId, LockChange, LockReply, Refusal, Reply, SharedBytes, codec,
+    Applied, Command, LeaseChange, LeaseId, LockChange, LockEnd, LockReply, Refusal, Reply, SharedBytes, codec,
 };
 
 #[cfg(feature = "planted")]
@@ -239,6 +239,10 @@ impl Replica {
             }
             (Waits::Lock { call: Some(call), .. }, Err(refusal)) => {
                 self.answer_at(call, revision, Err(Failure::Refused(refusal)))
+            }
+            // It asked for several locks again, of which one had ended. A call that waits is told the same.
+            (Waits::Lock { call: Some(call), .. }, Ok(Reply::Left { .. })) => {
+                self.answer_at(call, revision, Err(Failure::EntryEnded(LockEnd::Released)))
             }
             (Waits::Lock { .. }, _) => {}
             (Waits::Expiry(leases), _) => self.keep_leases(&leases),

@@ -76,3 +76,27 @@ fn all_places_of_a_grant_that_is_not_read_are_left() {
         assert!(!stands(b"b") && !stands(b"c"), "nobody holds them");
     }
 }
+
+/// A request for two locks waits at a member that stops, and an operator takes one of the places away. Asking for both
+/// again leaves the other one.
+#[test]
+fn what_is_left_of_a_request_is_left_when_it_is_made_again() {
+    let mut cluster = Cluster::new(33, Config::default());
+    let leader = cluster.wait_for_leader();
+    let follower = if leader == 1 { 2 } else { 1 };
+    cluster.run_until("level 1", |cluster| cluster.hosts[&leader].replica.machine().state().level() == 1);
+    cluster.grant(leader, 7);
+    cluster.grant(leader, 8);
+    cluster.run(100);
+    lock(&mut cluster, leader, 8, &["b"]);
+    cluster.run(50);
+    lock(&mut cluster, follower, 7, &["a", "b"]);
+    cluster.run(50);
+    cluster.stop(follower);
+    cluster.delete(leader, entry_key(b"a", 7));
+    cluster.run(50);
+    let again = lock(&mut cluster, leader, 7, &["a", "b"]);
+    cluster.run(50);
+    assert!(matches!(cluster.outcomes[&again], Some(Failure::EntryEnded(_))), "{:?}", cluster.outcomes[&again]);
+    assert_eq!(cluster.hosts[&leader].replica.machine().state().lock_counts(b"b"), (1, 1), "lease 8 holds it alone");
+}

@@ -114,9 +114,12 @@ impl Fates {
                         (Fate::Granted, _) => {
                             chores.owed.push((asked.client, Bytes::copy_from_slice(name), place.token));
                         }
-                        // What is left of several locks, one of which was taken away while no member waited for them,
-                        // is an operator's to delete: see `docs/found-by-simulation.md`. The session settles the others.
-                        (Fate::Unknown, _) if place.lease >= FIRST_LEASE && is_rest(model, place) => {
+                        // Below level 1, what is left of several locks, one of which was taken away while no member
+                        // waited for them, is an operator's to delete: see `docs/found-by-simulation.md`. The session
+                        // settles the others.
+                        (Fate::Unknown, _)
+                            if place.lease >= FIRST_LEASE && model.level() == 0 && is_rest(model, place) =>
+                        {
                             chores.stray.push(key);
                         }
                         (Fate::Unknown, _) if place.lease >= FIRST_LEASE => {}

@@ -91,6 +91,9 @@ impl View {
     /// waiting for one lock while holding another is how deadlocks begin. Asking for another mode is refused, because
     /// the place was made with its mode. A call that does not wait leaves a place whose turn has not come to the call
     /// that waits there.
+    ///
+    /// From level 1 on, what is left of an earlier request for these very names is left: several locks are held together
+    /// or not at all. The request itself takes no place then, as if it had waited when the first of them ended.
     fn lock_again(
         &mut self,
         change: &mut Change,
@@ -98,6 +101,15 @@ impl View {
         keys: &[Vec<u8>],
         there: usize,
     ) -> Result<Reply, Refusal> {
+        if self.level >= 1 && !lock.more_names.is_empty() {
+            let remains = self.remains_of(lock, keys);
+            for key in &remains {
+                self.delete(change, key, LockEnd::Left);
+            }
+            if !remains.is_empty() {
+                return Ok(Reply::Left { left: true });
+            }
+        }
         let (mut token, mut waits) = (None, None);
         for (name, key) in lock.names().zip(keys) {
             let Some(kv) = self.store.live(key) else { continue };
@@ -137,6 +149,19 @@ impl View {
             change.lease_changes.push(LeaseChange::Renewed { lease: lock.lease, ttl_ms });
         }
         Ok(Reply::Lock(self.reply_for(keys, token, true)))
+    }
+
+    /// The keys of places that this lease has taken by a request for the same names, if not all of these places are left.
+    fn remains_of(&self, lock: &Lock, keys: &[Vec<u8>]) -> Vec<SharedBytes> {
+        let entries = keys.iter().filter_map(|key| self.lock_entry(key)).map(|(_, entry)| entry);
+        let is_same = |entry: &&Arc<LockEntry>| {
+            self.may_hold(entry)
+                && entry.together.len() == lock.more_names.len()
+                && entry.together.iter().all(|name| lock.names().any(|asked| asked == name))
+        };
+        let entries: SmallVec<[_; 4]> = entries.filter(is_same).collect();
+        let is_whole = |token: Revision| entries.iter().filter(|entry| entry.token == token).count() == keys.len();
+        entries.iter().filter(|entry| !is_whole(entry.token)).map(|entry| entry.key.clone()).collect()
     }
 
     /// Whether an entry may be granted: from level 1 on only while its lease lives.

@@ -40,6 +40,13 @@ impl Model {
 
     /// The same lease asks again for what it has, or for more.
     fn lock_again(&mut self, lock: &Lock, names: &[&Bytes], keys: &[Vec<u8>]) -> Result<Reply, Refusal> {
+        let remains = self.remains_of(names, keys);
+        if !remains.is_empty() {
+            for key in &remains {
+                self.delete(key, LockEnd::Left);
+            }
+            return Ok(Reply::Left { left: true });
+        }
         let is_all_there = keys.iter().all(|key| self.live(key).is_some());
         let (mut token, mut waits) = (None, None);
         for (name, key) in names.iter().zip(keys) {
@@ -79,6 +86,24 @@ impl Model {
             self.checkpoint(lock.lease, u64::MAX);
         }
         Ok(Reply::Lock(a_place(keys.to_vec(), token, true)))
+    }
+
+    /// Places of an earlier request for the same names, of which one is gone.
+    fn remains_of(&self, names: &[&Bytes], keys: &[Vec<u8>]) -> Vec<Vec<u8>> {
+        if self.level == 0 || names.len() == 1 {
+            return Vec::new();
+        }
+        let is_asked = |name: &Vec<u8>| names.iter().any(|asked| asked[..] == name[..]);
+        let is_same = |place: &Place| {
+            place.together.len() + 1 == names.len() && place.together.iter().all(is_asked) && self.may_hold(place)
+        };
+        let mut places = Vec::new();
+        for (name, key) in names.iter().zip(keys) {
+            let queue = self.queues.get(&name[..]).map_or(&[][..], |queue| &queue[..]);
+            places.extend(queue.iter().find(|place| place.key == *key).filter(|place| is_same(place)));
+        }
+        let is_whole = |token: Revision| places.iter().filter(|place| place.token == token).count() == names.len();
+        places.iter().filter(|place| !is_whole(place.token)).map(|place| place.key.clone()).collect()
     }
 
     /// Whether one more place at the end would be granted at once.

@@ -50,6 +50,13 @@ impl Naive {
             }
             return Ok(Reply::Lock(reply));
         }
+        let remains = self.remains_of(&names, &keys);
+        if !remains.is_empty() {
+            for key in remains {
+                self.delete(work, &key, LockEnd::Left);
+            }
+            return Ok(Reply::Left { left: true });
+        }
         let mut tokens = BTreeSet::new();
         for key in keys.iter().filter(|key| now.contains_key(*key)) {
             let entry = self.entries.iter().find(|entry| entry.key == *key && self.may_hold(entry));
@@ -83,6 +90,19 @@ impl Naive {
             work.lease_changes.push(LeaseChange::Renewed { lease, ttl_ms });
         }
         Ok(Reply::Lock(reply))
+    }
+
+    /// Places of an earlier request for the same names, of which one is gone.
+    fn remains_of(&self, names: &[Vec<u8>], keys: &[Vec<u8>]) -> Vec<Vec<u8>> {
+        let asked: BTreeSet<_> = names.iter().collect();
+        let is_same = |entry: &&Entry| {
+            let taken: BTreeSet<_> = entry.together.iter().chain([&entry.name]).collect();
+            self.level > 0 && names.len() > 1 && taken == asked && self.may_hold(entry)
+        };
+        let place = |key: &Vec<u8>| self.entries.iter().find(|entry| entry.key == *key).filter(is_same);
+        let places: Vec<_> = keys.iter().filter_map(place).collect();
+        let is_whole = |token| places.iter().filter(|place| place.token == token).count() == keys.len();
+        places.iter().filter(|place| !is_whole(place.token)).map(|place| place.key.clone()).collect()
     }
 
     /// Whether one more entry would be granted: by adding it and looking.
