@@ -21,6 +21,7 @@ mod members;
 mod message;
 mod outbox;
 pub mod output;
+mod pace;
 mod probe;
 mod propose;
 mod question;

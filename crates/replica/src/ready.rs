@@ -61,6 +61,7 @@ impl Replica {
                 _ => Default::default(),
             };
             let is_acknowledgement = kind == MessageType::MsgAppendResponse && !message.reject;
+            self.note_late_answer(&message);
             let _ = self.node.step(message);
             self.note_role();
             if is_acknowledgement {

@@ -24,6 +24,7 @@ use crate::lock_watch::LockHub;
 use crate::log::Log;
 use crate::members::Membership;
 use crate::message::{self, PeerMessage};
+use crate::pace::Pace;
 use crate::probe::{Acknowledged, Probes};
 use crate::propose::{Gathered, Proposals, Queued, Unsent, Waits};
 use crate::question::{PeerAnswers, Question, Questions};
@@ -69,6 +70,7 @@ pub struct Replica {
     pub(crate) paused_ms: u64,
     /// The last step came much later than it was asked for.
     pub(crate) was_late: bool,
+    pub(crate) pace: Pace,
     pub(crate) role: (StateRole, u64),
     /// Who leads, as far as this member knows, and in which term.
     pub(crate) leader: (MemberId, u64),
@@ -211,6 +213,7 @@ impl Replica {
             last_tick_ms: now.monotonic_ms,
             paused_ms: 0,
             was_late: false,
+            pace: Pace::default(),
             role,
             leader: (raft::INVALID_ID, 0),
             leading: false,
@@ -339,8 +342,7 @@ impl Replica {
                 break;
             }
             if self.may_campaign() {
-                self.node.tick();
-                self.note_role();
+                self.tick_raft();
             }
         }
         self.step_down_if_log_hangs();

@@ -29,7 +29,7 @@ pub(crate) enum Attendance {
 impl Replica {
     /// Calls the roll until those who are there are enough. `is_enough` is also told for how long it has been called.
     pub(crate) fn call_roll(&mut self, is_enough: impl Fn(&BTreeSet<MemberId>, u64) -> bool) -> Attendance {
-        let (now_ms, patience_ms) = (self.running_ms(), self.config.election_min_ms);
+        let (now_ms, patience_ms) = (self.running_ms(), self.pace.slowness() * self.config.election_min_ms);
         let alone = BTreeSet::from([self.config.member]);
         if is_enough(&alone, patience_ms) {
             return Attendance::Enough(alone);

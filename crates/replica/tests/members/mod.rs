@@ -113,6 +113,8 @@ pub struct Host {
     disk_done_ms: Option<u64>,
     pub disk_pace_ms: u64,
     pub paused_until_ms: u64,
+    /// The member stands still for so long after each of its steps.
+    pub late_ms: u64,
     boots: u64,
     /// As it was told last.
     pub members: Option<Vec<Member>>,
@@ -183,6 +185,7 @@ impl Cluster {
             disk_done_ms: None,
             disk_pace_ms: 1,
             paused_until_ms: 0,
+            late_ms: 0,
             boots: 0,
             members: None,
             is_removed: false,
@@ -423,6 +426,8 @@ impl Cluster {
             let host = self.host(member);
             if !host.inputs.is_empty() || host.replica.wake_ms() <= now_ms {
                 self.step(member);
+                let host = self.host(member);
+                host.paused_until_ms = host.paused_until_ms.max(now_ms + host.late_ms);
             }
         }
     }
