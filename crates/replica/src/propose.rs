@@ -270,6 +270,13 @@ impl Replica {
         });
         self.deadlines.forget_calls(is_cancelled);
         self.checkpoints.forget_calls(is_cancelled);
+        // A snapshot that came in the same step may have put the call into a queue after it was cancelled.
+        for (call, _) in &cancelled {
+            if let Some(queued) = self.queued.take_call(*call) {
+                found.push(*call);
+                self.leave(&queued.reply, queued.joiner);
+            }
+        }
         for waiting in self.reads.take_calls(is_cancelled) {
             found.extend(waiting.what.call());
             self.give_up(&waiting.what);

@@ -212,6 +212,39 @@ fn what_was_forwarded_is_looked_up() {
     cluster.check_marks(leader);
 }
 
+/// A caller gives its lock up, and in the same step a snapshot shows that its place stands in the queue.
+#[test]
+fn a_place_that_is_given_up_right_before_the_snapshot_is_left() {
+    let (mut cluster, leader, follower) = cluster(14);
+    for lease in [7, 8] {
+        let grant = LeaseGrant { lease, ttl_ms: 60_000, client: Bytes::new() };
+        cluster.propose(leader, Asked::Other, Command::LeaseGrant(grant));
+    }
+    cluster.run(50);
+    let holder = cluster.lock(leader, 7);
+    cluster.run(50);
+    // Its messages reach the others, but nothing reaches it.
+    for other in MEMBERS.into_iter().filter(|other| *other != follower) {
+        cluster.cut.push((other, follower));
+    }
+    let waits = cluster.lock(follower, 8);
+    cluster.run(20);
+    leave_behind(&mut cluster, follower);
+    cluster.cut.clear();
+    cluster.stream_ms = 200;
+    cluster.run(150);
+    let until_ms = cluster.now_ms + 300;
+    cluster.host(follower).paused_until_ms = until_ms;
+    assert_eq!(cluster.counts.snapshots, 0);
+    cluster.cancel(follower, waits);
+    cluster.run(600);
+    assert_eq!(cluster.counts.snapshots, 1);
+    let state = cluster.hosts[&follower].replica.machine().state();
+    assert_eq!(state.lock_queue(b"job").count(), 1, "the holder's place only");
+    assert_eq!(cluster.status(follower).waiting_locks, 0);
+    assert_eq!((cluster.outcomes.get(&holder), cluster.outcomes.get(&waits)), (Some(&None), None));
+}
+
 /// A leader proposes two places and is cut off before it hears that they are committed. One of the calls is given up
 /// meanwhile. The leader comes back by a snapshot: it leaves the place of that call and tells the other of its grant.
 #[test]
