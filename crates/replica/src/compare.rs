@@ -220,7 +220,7 @@ impl Replica {
             self.fail(queued.call, Failure::Corrupt);
         }
         let mut unknown = self.proposals.abandon_calls(|_| true);
-        unknown.extend(self.forwards.abandon_calls(|_| true));
+        unknown.extend(self.forwards.abandon_calls(|_| true, |_| false));
         for call in unknown {
             self.fail(call, Failure::TimedOut);
         }

@@ -113,21 +113,22 @@ impl Replica {
 
     fn take_refusal(&mut self, sequence: u64, failure: Failure) {
         let Some(Forward { data, waits, .. }) = self.forwards.settle(sequence) else { return };
-        match waits {
-            Waits::Nobody => {
-                // A leave must reach the log one day: under another number it is not refused for the old one.
-                if let Ok(envelope) = codec::decode(data) {
-                    let now_ms = self.running_ms();
-                    let forward = self.make_forward(envelope.command, Waits::Nobody, now_ms);
-                    self.forwards.add_for_later(forward, now_ms);
-                }
-            }
-            waits => {
-                if let Some(call) = waits.call() {
-                    self.fail(call, failure);
-                }
-            }
+        let Some(call) = waits.call() else { return self.forward_again(data, waits, failure) };
+        self.fail(call, failure);
+    }
+
+    /// A leave must reach the log one day, and so must a Lock that was given up while its lease has the place already.
+    /// Under another number it is not refused for the old one.
+    fn forward_again(&mut self, data: Bytes, waits: Waits, failure: Failure) {
+        let Ok(envelope) = codec::decode(data) else { return };
+        if let Command::Lock(lock) = &envelope.command
+            && (failure != Failure::Overloaded || !self.has_place(&lock.leaves()))
+        {
+            return;
         }
+        let now_ms = self.running_ms();
+        let forward = self.make_forward(envelope.command, waits, now_ms);
+        self.forwards.add_for_later(forward, now_ms);
     }
 
     /// Who waits for a command that was just applied, if it was forwarded by this member.
@@ -305,10 +306,12 @@ impl Forwards {
         self.locks.extend(joiner.map(|joiner| (joiner, sequence)));
     }
 
-    /// For a command that does not ask for a lock, see [`Outbox::add_for_later`].
+    /// See [`Outbox::add_for_later`].
     fn add_for_later(&mut self, forward: Forward, now_ms: u64) {
         self.bytes += forward.data.len() as u64;
-        self.pending.add_for_later(forward, now_ms);
+        let joiner = forward.waits.joiner();
+        let sequence = self.pending.add_for_later(forward, now_ms);
+        self.locks.extend(joiner.map(|joiner| (joiner, sequence)));
     }
 
     fn discount(&mut self, sequence: u64, forward: &Forward) {
@@ -371,13 +374,18 @@ impl Forwards {
 
     /// Gives up waiting for commands older than `since_ms`, and gives their calls.
     pub(crate) fn abandon_older_than(&mut self, since_ms: u64) -> Vec<CallId> {
-        let mut calls = self.abandon_where(|forward, _| forward.since_ms < since_ms);
+        let mut calls = self.abandon_where(|forward, _| forward.since_ms < since_ms, |_| false);
         calls.extend(self.drop_held_leaves(|leave, _| leave.since_ms < since_ms));
         calls
     }
 
-    pub(crate) fn abandon_calls(&mut self, is_abandoned: impl Fn(CallId) -> bool) -> Vec<CallId> {
-        let mut calls = self.abandon_where(|_, call| is_abandoned(call));
+    /// The calls of `is_kept` may have been given up before they were sent, and are sent all the same.
+    pub(crate) fn abandon_calls(
+        &mut self,
+        is_abandoned: impl Fn(CallId) -> bool,
+        is_kept: impl Fn(CallId) -> bool,
+    ) -> Vec<CallId> {
+        let mut calls = self.abandon_where(|_, call| is_abandoned(call), is_kept);
         calls.extend(self.drop_held_leaves(|_, call| is_abandoned(call)));
         calls
     }
@@ -397,14 +405,18 @@ impl Forwards {
         calls
     }
 
-    fn abandon_where(&mut self, is_abandoned: impl Fn(&Forward, CallId) -> bool) -> Vec<CallId> {
+    fn abandon_where(
+        &mut self,
+        is_abandoned: impl Fn(&Forward, CallId) -> bool,
+        is_kept: impl Fn(CallId) -> bool,
+    ) -> Vec<CallId> {
         let mut calls = Vec::new();
         let forgotten = self.pending.take_where(|_, was_sent, forward| {
             let Some(call) = forward.waits.call().filter(|call| is_abandoned(forward, *call)) else { return false };
             calls.push(call);
             forward.waits.abandon();
             // A place that may have been taken must be seen, to be left. All else may come to nothing.
-            !was_sent || !matches!(forward.waits, Waits::Lock { .. })
+            !(was_sent || is_kept(call)) || forward.waits.joiner().is_none()
         });
         forgotten.iter().for_each(|(sequence, forward)| self.discount(*sequence, forward));
         calls

@@ -26,10 +26,10 @@ impl Replica {
     }
 
     pub(crate) fn propose_since(&mut self, since_ms: u64, mut command: Command, mut waits: Waits) {
-        if let Command::Leave(leave) = &command
-            && self.forwards.has_locks()
-        {
-            let joiner = leave.call;
+        if let Command::Leave(Leave { call: joiner, .. }) = command {
+            if self.unsent.iter().any(|unsent| unsent.waits.joiner() == Some(joiner)) {
+                return self.unsent.push(Unsent { since_ms, command, waits });
+            }
             match self.forwards.hold_leave(joiner, Unsent { since_ms, command, waits }) {
                 Some(leave) => (command, waits) = (leave.command, leave.waits),
                 None => return,
@@ -255,16 +255,21 @@ impl Replica {
         let mut cancelled = std::mem::take(&mut self.cancelled);
         cancelled.sort_unstable_by_key(|(call, _)| *call);
         let is_cancelled = |call: CallId| cancelled.binary_search_by_key(&call, |(call, _)| *call).is_ok();
+        // A Lock that was not sent yet is forgotten, unless it asks for a place that an earlier call of its lease has
+        // taken. Its leaves end that place only if the Lock has taken it over.
+        let taking_over = cancelled.iter().filter(|(_, leaves)| self.has_place(leaves));
+        let taking_over: BTreeSet<CallId> = taking_over.map(|(call, _)| *call).collect();
         let mut found = self.proposals.abandon_calls(is_cancelled);
-        found.extend(self.forwards.abandon_calls(is_cancelled));
+        found.extend(self.forwards.abandon_calls(is_cancelled, |call| taking_over.contains(&call)));
         found.extend(self.questions.take_calls(is_cancelled));
         found.extend(self.membership.take_calls(is_cancelled));
         found.extend(self.compares.take_calls(is_cancelled));
         found.extend(self.cancel_transfers(is_cancelled));
-        self.unsent.retain(|unsent| match unsent.waits.call() {
+        self.unsent.retain_mut(|unsent| match unsent.waits.call() {
             Some(call) if is_cancelled(call) => {
                 found.push(call);
-                false
+                unsent.waits.abandon();
+                unsent.waits.joiner().is_some() && taking_over.contains(&call)
             }
             _ => true,
         });
@@ -288,6 +293,11 @@ impl Replica {
                 self.propose(Command::Leave(leave), Waits::Nobody);
             }
         }
+    }
+
+    /// Whether one of the places that these would leave is taken, by whichever call of their lease.
+    pub(crate) fn has_place(&self, leaves: &[Leave]) -> bool {
+        leaves.iter().any(|leave| self.machine.state().lock_entry(&leave.key).is_some())
     }
 
     /// Nobody will be told of this; a lock that was about to be told is left.

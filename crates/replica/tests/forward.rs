@@ -179,6 +179,39 @@ fn a_leave_does_not_overtake_its_lock() {
     }
 }
 
+/// A session asks again for a place that it took at a member that is gone, only to leave it. The request is given up before
+/// it is sent. A leave ends only what its own call has, so the request must take the place over first.
+#[test]
+fn a_lock_given_up_before_it_is_sent_leaves_the_place_of_its_lease() {
+    for seed in 0..5 {
+        let mut cluster = Cluster::new(seed, Config { call_timeout_ms: 60_000, ..small_config() });
+        let leader = cluster.wait_for_leader();
+        let follower = follower(&cluster);
+        let other = MEMBERS.into_iter().find(|member| ![leader, follower].contains(member)).expect("a third one");
+        cluster.grant(leader, 6);
+        cluster.grant(leader, 7);
+        cluster.run(50);
+        cluster.lock(leader, 6);
+        cluster.run(50);
+        let first = cluster.lock(other, 7);
+        cluster.run(50);
+        cluster.asked.remove(&first);
+        cluster.isolate(other);
+        let joiner = u128::from(cluster.next_call);
+        let call = cluster.lock(follower, 7);
+        let leave = Leave { key: lock::entry_key(b"job", 7).into(), call: joiner };
+        cluster.asked.remove(&call);
+        cluster.host(follower).calls.cancelled(call);
+        cluster.host(follower).inputs.push(Input::CancelLock { call, leaves: vec![leave.clone()] });
+        let left = cluster.propose(follower, Asked::Other, Command::Leave(leave));
+        cluster.run_until("the leave is committed", |cluster| cluster.outcomes.contains_key(&left));
+        assert_eq!(cluster.outcomes[&left], None, "seed {seed}");
+        let state = cluster.hosts[&follower].replica.machine().state();
+        let leases: Vec<LeaseId> = state.lock_queue(b"job").map(|entry| entry.lease).collect();
+        assert_eq!(leases, [6], "seed {seed}");
+    }
+}
+
 /// A leader tells every commit index at once, and raft answers each time.
 #[test]
 fn a_follower_says_once_what_it_has_and_writes_down_what_is_committed_with_what_comes_next() {
