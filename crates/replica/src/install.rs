@@ -134,6 +134,10 @@ impl Replica {
         }
         self.arrived = Some(Arrived { machine, bytes });
         let _ = self.node.step(message);
+        if self.node.raft.snap().is_some() {
+            // Raft has the snapshot's configuration already. It has these changes in it.
+            (self.held, self.held_until) = (Vec::new(), None);
+        }
         // Whether raft takes it shows in what it has ready.
         self.crank();
         // That may have applied something, and what comes in later in this step stands behind it.
@@ -182,8 +186,7 @@ impl Replica {
         let (index, term) = (metadata.index, metadata.term);
         self.installing = Some((number, index));
         let configuration = metadata.get_conf_state().clone();
-        // They are in the snapshot.
-        (self.held, self.held_until) = (Vec::new(), None);
+        debug_assert!(self.held.is_empty(), "what was held is in the snapshot");
         self.node.mut_store().install(SavedSnapshot { index, term, configuration });
         Some(InstalledSnapshot { index, term })
     }

@@ -522,3 +522,58 @@ fn a_snapshot_that_is_not_wanted_changes_nothing() {
     cluster.run(100);
     assert_eq!(cluster.counts.puts, 2);
 }
+
+/// A follower knows that a change of members is committed, and waits until that is durable to apply it. In the step that
+/// tells it so, a snapshot comes in that is past the change. Raft has the snapshot's configuration then, and the change
+/// must not be made to it again (seed 1795200000613).
+#[test]
+fn a_change_that_waits_is_not_applied_on_top_of_a_snapshot() {
+    let mut cluster = Cluster::new(1, Config { snapshot_floor_bytes: 500, ..small_log() });
+    let leader = cluster.wait_for_leader();
+    let follower = MEMBERS.into_iter().find(|member| *member != leader).expect("one of two");
+    cluster.run(100);
+    let member = |id: MemberId| Member {
+        id,
+        name: format!("member {id}"),
+        peer_urls: vec![format!("http://{id}:2380")],
+        client_urls: Vec::new(),
+        learner: true,
+    };
+    let before = cluster.status(leader).last_index;
+    cluster.host(follower).disk_pace_ms = 20;
+    cluster.change(leader, MemberChange::Add { member: member(4) });
+    cluster.run_until("the change has come", |cluster| cluster.status(follower).last_index > before);
+    // The next write is that the change is committed.
+    cluster.host(follower).disk_pace_ms = 1_000_000;
+    cluster.run_until("it is known to be committed", |cluster| cluster.status(follower).commit_index > before);
+    cluster.run(10);
+    assert_eq!(cluster.status(follower).applied_index, before, "it waits");
+    cluster.isolate(follower);
+    cluster.change(leader, MemberChange::Remove { id: 4, force: true });
+    cluster.run_until("it is removed", |cluster| cluster.status(leader).learners.is_empty());
+    let removed = cluster.status(leader).applied_index;
+    for _ in 0..50 {
+        cluster.put(leader);
+        cluster.run(5);
+    }
+    let snapshot = cluster.hosts[&leader].disk.snapshot.clone().expect("of so many puts");
+    assert!(snapshot.index >= removed);
+    let mut message = Message { from: leader, to: follower, term: cluster.status(leader).term, ..Message::default() };
+    message.set_msg_type(MessageType::MsgSnapshot);
+    let metadata = message.mut_snapshot().mut_metadata();
+    (metadata.index, metadata.term) = (snapshot.index, snapshot.term);
+    metadata.set_conf_state(ConfState { voters: MEMBERS.to_vec(), ..ConfState::default() });
+    cluster.finish_write(follower);
+    let (machine, bytes) = (Box::new(snapshot.machine()), snapshot.bytes());
+    let (message, configuration) = (raft_bytes(&message), snapshot.configuration.clone());
+    let host = cluster.host(follower);
+    host.disk.received.push(snapshot);
+    host.inputs.push(Input::SnapshotReceived { from: leader, message, machine, configuration, bytes });
+    cluster.heal();
+    cluster.run(100);
+    assert!(cluster.status(follower).applied_index >= removed, "it has taken the snapshot");
+    // What raft believes shows in the next change.
+    cluster.change(leader, MemberChange::Add { member: member(5) });
+    cluster.run(100);
+    assert_eq!((&*cluster.status(leader).learners, &*cluster.status(follower).learners), (&[5][..], &[5][..]));
+}

@@ -480,7 +480,8 @@ impl Cluster {
         }
     }
 
-    fn finish_write(&mut self, member: MemberId) {
+    /// The disk is done with what it has.
+    pub fn finish_write(&mut self, member: MemberId) {
         let host = self.host(member);
         // The disk takes all that was waiting when it is done with what was before.
         host.disk_done_ms = None;
