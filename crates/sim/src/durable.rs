@@ -94,6 +94,10 @@ impl Durable {
         if base < kept.base {
             return Err(format!("a snapshot at {} was durable, and {base} is the newest that came back", kept.base));
         }
+        // A snapshot that had come in when the member died holds what is committed. If the log has another entry at its end,
+        // of an earlier term, then that one and all behind it can never be committed.
+        let is_replaced = self.terms.get(&base).is_some_and(|term| *term < recovered.snapshot.term);
+        let last = if is_replaced { base } else { last };
         for (index, term) in self.terms.iter().filter(|(index, _)| **index > base && **index <= last) {
             if found.get(index) != Some(term) {
                 let found = found.get(index);
