@@ -4,9 +4,10 @@ use tenure_sim::{Report, Setting, TIMELINE_LINES, explain};
 
 /// Seeds that have found something, see `docs/found-by-simulation.md`. What a seed does changes with the traffic and
 /// the plan; what it found has a test of its own where the bug was, and is planted in `planted.rs`.
-const REGRESSIONS: [u64; 21] = [
+const REGRESSIONS: [u64; 24] = [
     156,
     188,
+    251,
     309,
     368,
     396,
@@ -26,6 +27,8 @@ const REGRESSIONS: [u64; 21] = [
     1_794_907_519_013,
     1_794_979_176_094,
     1_794_979_176_664,
+    1_794_979_177_555,
+    1_794_979_177_935,
 ];
 
 fn run(seeds: impl IntoIterator<Item = u64>) -> Report {
