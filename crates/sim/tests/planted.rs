@@ -65,7 +65,7 @@ found! {
     a_watch_trusts_the_message_that_creates_it: Planted::TrustCreated, "watch: over breaks", 0;
     a_write_in_doubt_is_repeated: Planted::RepeatInDoubt, "client", 3;
     a_place_is_not_left_whose_entry_was_skipped: Planted::Inside(Bug::ForgetGivenUp), "L6: no place", 77;
-    a_circle_through_a_second_holder_is_missed: Planted::Inside(Bug::MissCircle), "K3/K4", 29;
+    a_circle_through_a_second_holder_is_missed: Planted::Inside(Bug::MissCircle), "K3/K4", 239;
     a_join_is_refused_without_a_circle: Planted::Inside(Bug::RefuseWithoutCircle), "K3/K4", 22;
     a_refused_snapshot_takes_anothers_file: Planted::InStorage(StorageBug::TakeFile), "a good disk", 317;
     an_unread_grant_is_kept: Planted::InClient(ClientBug::KeepUnread), "session: callers", 0;
