@@ -142,6 +142,11 @@ impl Replica {
     /// for a little while, so that the release which is likely to be that command need not wait until the
     /// place is durable.
     pub(crate) fn join(&mut self, call: CallId, lock: Box<Lock>) {
+        if self.node.store().configuration().voters.is_empty() {
+            // It is to join and has no state yet. It may be removed before it has, and would never see the place that it
+            // has to leave.
+            return self.fail(call, Failure::NoLeader);
+        }
         let waits = Waits::for_lock(call, &lock);
         if !self.is_leader() {
             // Only a leader knows what is under way.

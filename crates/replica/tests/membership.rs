@@ -683,3 +683,19 @@ fn leadership_is_given_to_nobody_who_cannot_lead() {
     cluster.run(5);
     assert_eq!(cluster.outcomes[&call], Some(Failure::NoLeader));
 }
+
+/// A member that has no state yet could be removed before it has one, and would never see the place that it has to leave
+/// (seed 1794988560059).
+#[test]
+fn a_member_without_a_state_takes_no_lock() {
+    let (mut cluster, leader, _) = cluster(77);
+    cluster.grant(leader, 7);
+    assert_eq!(changed(&mut cluster, leader, add(4, true)), None);
+    cluster.stream_ms = 1_000_000;
+    cluster.start(4, Disk::joining());
+    cluster.run_until("it hears of its leader", |cluster| cluster.status(4).leader == leader);
+    let call = cluster.lock(4, 7);
+    cluster.run(300);
+    assert_eq!(cluster.outcomes.get(&call), Some(&Some(Failure::NoLeader)));
+    assert_eq!(cluster.hosts[&leader].replica.machine().state().lock_queue(b"job").count(), 0);
+}
