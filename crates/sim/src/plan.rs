@@ -265,12 +265,13 @@ impl Plan {
             (self.replica.log_tail_bytes, self.replica.catch_up_bytes) = (random.spread(0, 1 << 10), 1 << 10);
             (self.replica.watch_buffer_bytes, self.value_bytes) = (random.between(200, 1000) as usize, 16);
             self.weights.extend([(Action::Put, 40), (Action::Watch, 8)]);
-            // What comes in while a step is long is taken together, before and behind the snapshot, and so much is
-            // written that every step applies something.
+            // What comes in while a step is long is taken together, before and behind the snapshot. So much is written, to
+            // disks so slow, that a follower applies many entries when it hears that they are durable.
             if let Some(wide) = self.wide.as_mut().filter(|_| self.slowness == 1 && long_steps) {
                 wide.step_us = random.between(20_000, self.replica.election_min_ms * 1000 / 4);
                 self.think_us = (self.think_us.0 / 8, self.think_us.1 / 8);
                 self.active_us = self.active_us.min(4_000_000);
+                self.sync_us = (2_000, random.between(20_000, 150_000));
             }
             let fault = if random.percent(50) { "late snapshot" } else { "partition" };
             if !self.faults.contains(&fault) {
