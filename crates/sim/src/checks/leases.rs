@@ -11,6 +11,7 @@ use tenure_machine::{Command, LeaseId, Reply};
 use tenure_replica::Answered;
 
 use super::{Check, Context, Seen, is_of_this_life, slack_us};
+use crate::model::Lease;
 use crate::request::Request;
 
 #[derive(Default)]
@@ -59,7 +60,11 @@ impl Check for Leases {
                 let since = call.floor_index..=context.reference.applied();
                 match (&call.request, &answer.result) {
                     (Request::Propose(_), Ok(Answered::Reply(Reply::LeaseGranted { lease, ttl_ms }))) => {
-                        self.promise(*lease, call.issued_us, ttl_ms * 1000);
+                        // That life may be over by now, and the id be of another one.
+                        let is_it = |life: &Lease| life.granted > call.floor_index && life.ttl_ms == *ttl_ms;
+                        if model.lease(*lease).is_some_and(is_it) {
+                            self.promise(*lease, call.issued_us, ttl_ms * 1000);
+                        }
                     }
                     (Request::Lock(lock), Ok(Answered::Lock(reply))) if reply.renewed => {
                         let life = model.lease(lock.lease).filter(|life| life.granted <= call.floor_index);
