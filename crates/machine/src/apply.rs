@@ -231,7 +231,7 @@ impl View {
     fn end_leases(&mut self, change: &mut Change, leases: &[LeaseId], cause: LockEnd) -> usize {
         let mut doomed = Vec::new();
         let mut ended = 0;
-        let most = if self.level >= 1 { limits::LEASE_KEYS_AT_ONCE } else { usize::MAX };
+        let most = if self.level >= 1 { limits::lease_keys_at_once() } else { usize::MAX };
         for &lease in leases {
             let Some(mut keys) = self.leases.end(lease, cause, most - doomed.len()) else { continue };
             doomed.append(&mut keys);
@@ -255,8 +255,8 @@ impl View {
 
     /// Deletes more keys of leases that have ended, up to the limit.
     fn go_on_ending_leases(&mut self, change: &mut Change) -> usize {
-        let mut deleted = 0;
-        while let Some((keys, cause)) = self.leases.end_more(limits::LEASE_KEYS_AT_ONCE - deleted) {
+        let (most, mut deleted) = (limits::lease_keys_at_once(), 0);
+        while let Some((keys, cause)) = self.leases.end_more(most - deleted) {
             for key in &keys {
                 self.delete(change, key, cause);
             }

@@ -56,7 +56,7 @@ impl Change {
             lock_changes: LockChanges::new(),
             lease_changes: Vec::new(),
             has_revision: false,
-            room: limits::LOCK_GRANTS_AT_ONCE,
+            room: limits::lock_grants_at_once(),
             work: 0,
             touched: SmallVec::new(),
             joined: SmallVec::new(),

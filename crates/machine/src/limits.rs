@@ -3,6 +3,9 @@
 //! Those that apply checks itself are part of what the machine *is*: members that disagreed about
 //! them would drift apart, so they are constants and no setting. The others bound what one apply
 //! may cost.
+//!
+//! No simulated world is large enough to reach [`LEASE_KEYS_AT_ONCE`] and [`LOCK_GRANTS_AT_ONCE`]. Apply therefore asks
+//! [`lease_keys_at_once`] and [`lock_grants_at_once`], which are these constants in every build but the simulation's.
 
 /// Operations in each of a transaction's three lists; nested transactions share what is left.
 pub const TXN_OPERATIONS: usize = 128;
@@ -46,3 +49,49 @@ const _: () = assert!(TRIM_EVENTS >= 4);
 const _: () = assert!(LOCK_METADATA_BYTES >= LOCK_NAME_BYTES);
 // A barrier whose parties do not fit into its queue would never open.
 const _: () = assert!(BARRIER_PARTIES as usize <= LOCK_ENTRIES);
+// A request for several free locks is granted all of them by its own command.
+const _: () = assert!(LOCK_NAMES <= LOCK_GRANTS_AT_ONCE);
+const _: () = assert!(LEASE_KEYS_AT_ONCE > 0);
+
+#[cfg(not(feature = "simulated"))]
+mod at_once {
+    /// [`super::LEASE_KEYS_AT_ONCE`].
+    pub fn lease_keys_at_once() -> usize {
+        super::LEASE_KEYS_AT_ONCE
+    }
+
+    /// [`super::LOCK_GRANTS_AT_ONCE`].
+    pub fn lock_grants_at_once() -> usize {
+        super::LOCK_GRANTS_AT_ONCE
+    }
+}
+
+#[cfg(feature = "simulated")]
+mod at_once {
+    use std::cell::Cell;
+
+    thread_local! {
+        static LEASE_KEYS: Cell<usize> = const { Cell::new(super::LEASE_KEYS_AT_ONCE) };
+        static LOCK_GRANTS: Cell<usize> = const { Cell::new(super::LOCK_GRANTS_AT_ONCE) };
+    }
+
+    /// Sets both limits for all machines of this thread. All members of a simulated cluster run on one thread, so they
+    /// agree.
+    pub fn set_at_once(lease_keys: usize, lock_grants: usize) {
+        assert!(lease_keys > 0 && lock_grants > 0, "no work would ever be done");
+        LEASE_KEYS.set(lease_keys);
+        LOCK_GRANTS.set(lock_grants);
+    }
+
+    /// What [`set_at_once`] chose, or [`super::LEASE_KEYS_AT_ONCE`].
+    pub fn lease_keys_at_once() -> usize {
+        LEASE_KEYS.get()
+    }
+
+    /// What [`set_at_once`] chose, or [`super::LOCK_GRANTS_AT_ONCE`].
+    pub fn lock_grants_at_once() -> usize {
+        LOCK_GRANTS.get()
+    }
+}
+
+pub use at_once::*;
