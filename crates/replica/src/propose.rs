@@ -56,6 +56,8 @@ impl Replica {
             (Err(NotAppended::Refused(Failure::Refused(_))), None) => {}
             // If it waited, a Lock that renews a lease could come before it.
             (Err(_), None) if matches!(waits, Waits::Expiry(_)) => self.lose(waits),
+            // If it waited, the next leader could be given it beside its own.
+            (Err(_), None) if envelope.command == Command::Continue => self.continue_asked = false,
             (Err(_), _) => self.unsent.push(Unsent { since_ms, command: envelope.command, waits }),
         }
     }

@@ -167,6 +167,40 @@ fn a_leader_deletes_all_keys_of_a_lease_with_very_many() {
     }
 }
 
+/// A leader that gives its place away proposes no `Continue` meanwhile. If it kept one, the next leader would take that
+/// for its own and propose two at a time.
+#[test]
+fn a_leader_that_gives_its_place_away_leaves_the_rest_to_the_next() {
+    limits::set_at_once(1, 1);
+    let mut unfinished = 0;
+    for seed in 0..20 {
+        let (mut cluster, leader, follower) = cluster_at(1, seed, &[]);
+        let put = |number: usize| {
+            let (key, value) = (format!("of-the-lease/{number}").into(), bytes::Bytes::new());
+            Op::Put(Put { key, value, lease: 7, prev_kv: false, ignore_value: false, ignore_lease: false })
+        };
+        let success = (0..20).map(put).collect();
+        cluster.propose(leader, Asked::Other, Command::Txn(Txn { success, ..Txn::default() }));
+        cluster.run(20);
+        cluster.promised_ms.clear();
+        cluster.propose(leader, Asked::Other, Command::LeaseRevoke { lease: 7 });
+        cluster.run(1 + seed / 4);
+        cluster.transfer(leader, Some(follower));
+        cluster.run_until("another one leads", |cluster| cluster.leader() == Some(follower));
+        unfinished += usize::from(cluster.hosts[&follower].replica.machine().state().has_unfinished());
+        cluster.run(500);
+        for member in MEMBERS {
+            assert_eq!(cluster.hosts[&member].replica.machine().state().keys(), 0, "seed {seed}, member {member}");
+        }
+        let entries = cluster.hosts[&follower].disk.entries.iter().filter(|entry| !entry.data.is_empty());
+        let envelopes = entries.filter_map(|entry| codec::decode(entry.data.clone()).ok());
+        let continued: Vec<_> = envelopes.filter(|envelope| envelope.command == Command::Continue).collect();
+        assert!(continued.iter().all(|envelope| envelope.origin.is_none()), "seed {seed}: {continued:?}");
+        assert_eq!(continued.len(), 19, "seed {seed}");
+    }
+    assert!(unfinished > 0, "no leader gives its place away in time");
+}
+
 #[test]
 fn what_is_left_of_a_lease_is_known_everywhere() {
     let (mut cluster, leader, _) = cluster(2);
