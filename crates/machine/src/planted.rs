@@ -60,6 +60,14 @@ pub enum Bug {
     MissCircle,
     /// A waiter for one of several slots is taken to wait for each of those who have them.
     RefuseWithoutCircle,
+    /// A restored state does not know which places are due.
+    ForgetDue,
+    /// The first `Continue` for a lease is taken for the last one, and keys of the lease stay.
+    ForgetRest,
+    /// A leader proposes `Continue` once in its term.
+    ContinueOnce,
+    /// A leader does not wait for its `Continue` to be applied before it proposes the next.
+    ContinueAgain,
 }
 
 thread_local! {

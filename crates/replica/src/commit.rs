@@ -126,6 +126,8 @@ impl Replica {
             Command::CompareStates => self.take_view_to_compare(),
             Command::Compact { .. } => self.compact_asked = false,
             Command::RaiseLevel { .. } => self.levels.raised(),
+            #[cfg(feature = "planted")]
+            Command::Continue if planted::is(Bug::ContinueOnce) => {}
             Command::Continue if envelope.origin.is_none() => self.continue_asked = false,
             Command::LeaseCheckpoint { left_ms, .. } => self.checkpointed(left_ms.clone()),
             _ => {}

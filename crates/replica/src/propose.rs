@@ -362,6 +362,10 @@ impl Replica {
             return;
         }
         self.continue_asked = true;
+        #[cfg(feature = "planted")]
+        if planted::is(Bug::ContinueAgain) {
+            self.continue_asked = false;
+        }
         self.propose(Command::Continue, Waits::Nobody);
     }
 

@@ -1,5 +1,5 @@
-//! Which kinds of inputs and commands a run has used, and which circles of owners it has come to. A kind that no seed
-//! ever sends is a kind that no seed can test.
+//! Which kinds of inputs and commands a run has used, which circles of owners it has come to, and what was left to
+//! `Continue`. A kind that no seed ever sends is a kind that no seed can test.
 //!
 //! The matches are exhaustive: a new variant does not compile before it is named here, and `tests/coverage.rs` fails
 //! until some seed sends it.
@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use tenure_client::requests;
-use tenure_machine::{AlarmChange, Command, MemberChange};
+use tenure_machine::{AlarmChange, Command, MemberChange, Refusal, Reply};
 use tenure_replica::{Consistency, Input, LockWatchRequest, Read, WatchRequest};
 
 /// How often each kind was seen.
@@ -105,6 +105,18 @@ pub fn circle(cycle: &str) -> &'static str {
     CIRCLES[cycle.split(", ").count().clamp(1, CIRCLES.len()) - 1]
 }
 
+/// What a `Continue` has done: an earlier command has left it to this one.
+pub const CONTINUED: [&str; 2] = ["Continue that deletes keys", "Continue that grants locks"];
+
+/// The kinds of work that a reply tells.
+pub fn continued(reply: &Result<Reply, Refusal>) -> impl Iterator<Item = &'static str> {
+    let (deleted, granted) = match reply {
+        Ok(Reply::Continued { deleted, granted }) => (*deleted, *granted),
+        _ => (0, 0),
+    };
+    CONTINUED.into_iter().zip([deleted, granted]).filter(|(_, count)| *count > 0).map(|(kind, _)| kind)
+}
+
 kinds! {
     /// Everything that a client's requests of one session can be given.
     REQUESTS, request, requests::Input,
@@ -127,6 +139,6 @@ kinds! {
 
 /// The kinds that these counts lack.
 pub fn missing(counts: &Counts) -> Vec<&'static str> {
-    let kinds = INPUTS.iter().chain(COMMANDS).chain(REQUESTS).chain(&CIRCLES).copied();
+    let kinds = INPUTS.iter().chain(COMMANDS).chain(REQUESTS).chain(&CIRCLES).chain(&CONTINUED).copied();
     kinds.filter(|kind| !counts.contains_key(kind)).collect()
 }

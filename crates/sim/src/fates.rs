@@ -101,6 +101,10 @@ impl Fates {
             let granted = Model::granted(places);
             for (position, place) in places.iter().enumerate() {
                 let key = Bytes::copy_from_slice(&place.key);
+                // Members delete the keys of a lease that has ended.
+                if model.live(&place.key).is_some_and(|kv| model.is_ending(kv.lease)) {
+                    continue;
+                }
                 let is_leaseless = model.live(&place.key).is_some_and(|kv| model.lease(kv.lease).is_none());
                 if matches!(place.mode, Mode::Barrier(_)) && position >= granted {
                     chores.at_barrier.extend(self.waiting_for(name, place.lease));

@@ -2,16 +2,19 @@
 //! set up, which faults strike. Each seed draws a subset (swarm): a run with everything on hides what a run
 //! with only two things on would find.
 
-use tenure_machine::{Level, level};
+use tenure_machine::{Level, level, limits};
 use tenure_replica::Config;
 
 use crate::faults;
 use crate::random::Random;
-use crate::traffic::{Action, owners};
+use crate::traffic::{Action, MOST_NAMES, owners};
 
 /// The streams of chance from which it is drawn whether a seed has session streams, and what these do.
 pub const SESSION_PLAN: u64 = 20;
 pub const SESSION_CHANCE: u64 = 25;
+
+/// The stream of chance from which the limits are drawn.
+const LIMITS: u64 = 31;
 
 /// How members come and go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +52,36 @@ pub struct Windows {
     pub long_steps: bool,
 }
 
+/// How much one command does at most, see [`tenure_machine::limits`]. Some wide seeds have small limits, so that long
+/// work is split over several commands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Keys of ended leases that one command deletes.
+    pub lease_keys: usize,
+    /// Places that one command grants.
+    pub lock_grants: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { lease_keys: limits::LEASE_KEYS_AT_ONCE, lock_grants: limits::LOCK_GRANTS_AT_ONCE }
+    }
+}
+
+impl Limits {
+    /// Sets the limits of all machines on this thread.
+    pub fn set(self) {
+        limits::set_at_once(self.lease_keys, self.lock_grants);
+    }
+
+    /// Whether they are smaller than in production.
+    pub fn are_small(self) -> bool {
+        self != Limits::default()
+    }
+}
+
 pub struct Plan {
+    pub limits: Limits,
     pub wide: Option<Wide>,
     /// Only in wide seeds.
     pub windows: Option<Windows>,
@@ -152,6 +184,7 @@ impl Plan {
         let delay = random.spread(50, 3_000);
         let minutes_us = 60_000_000;
         let mut plan = Plan {
+            limits: Limits::default(),
             wide: None,
             windows: None,
             session_clients: 0,
@@ -195,6 +228,7 @@ impl Plan {
         if plan.wide.is_some() && random.percent(50) {
             plan.session_clients = random.between(1, 4) as usize;
         }
+        plan.limit_commands(&mut Random::new(seed, LIMITS));
         plan
     }
 
@@ -278,6 +312,21 @@ impl Plan {
                 self.faults.push(fault);
             }
         }
+    }
+
+    /// Half of the wide seeds that reach level 1 have small limits, and clients that exceed them (`traffic/crowds`).
+    fn limit_commands(&mut self, random: &mut Random) {
+        if self.wide.is_none_or(|wide| wide.level == 0) || !random.percent(50) {
+            return;
+        }
+        // As in production, a request for several free locks is granted all of them by its own command.
+        self.multi_locks &= random.percent(50);
+        let least_grants = if self.multi_locks { MOST_NAMES } else { 1 };
+        let (lease_keys, lock_grants) = (random.spread(1, 8), random.spread(least_grants, 8));
+        self.limits = Limits { lease_keys: lease_keys as usize, lock_grants: lock_grants as usize };
+        self.keys = self.keys.max(random.between(8, 20));
+        self.shared_locks |= random.percent(80);
+        self.weights.push((Action::Grant, 20));
     }
 
     /// The feature level that the release supports which a member is started with at this time: in wide seeds members

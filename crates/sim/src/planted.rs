@@ -100,6 +100,10 @@ impl Planted {
                 Bug::MissCircle,
                 Bug::RefuseWithoutCircle,
                 Bug::EndAwaitedOnly,
+                Bug::ForgetDue,
+                Bug::ForgetRest,
+                Bug::ContinueOnce,
+                Bug::ContinueAgain,
             ];
             all.extend(inside.map(Inside));
             let in_storage = [

@@ -13,11 +13,14 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use tenure_machine::snapshot::{Restore, chunks};
-use tenure_machine::{Command, Envelope, Machine, MemberChange, MemberId, Refusal, Reply, Revision, View, codec};
+use tenure_machine::{
+    Command, Envelope, LockChange, Machine, MemberChange, MemberId, Refusal, Reply, Revision, View, codec,
+};
 use tenure_replica::{FIRST_INDEX, FIRST_TERM, LogEntry};
 use tenure_storage::Recovered;
 
 use crate::model::{Configuration, Model, Outcome};
+use crate::plan::Limits;
 use crate::recovery::{described, first_state};
 
 pub struct Reference {
@@ -64,9 +67,9 @@ struct Asked {
 }
 
 impl Reference {
-    pub fn new(founders: &[MemberId]) -> Reference {
+    pub fn new(founders: &[MemberId], limits: Limits) -> Reference {
         let shadow = first_state(founders, FIRST_INDEX, FIRST_TERM);
-        let mut model = Model::new(FIRST_INDEX);
+        let mut model = Model::new(FIRST_INDEX, limits);
         model.found(founders.iter().map(|id| described(*id, false)));
         Reference {
             model,
@@ -147,12 +150,17 @@ impl Reference {
         asked.is_some_and(|asked| asked.applied.iter().any(|index| (after + 1..=upto).contains(index)))
     }
 
-    /// A member wants an entry to be durable.
-    pub fn record(&mut self, entry: &LogEntry) -> Result<(), String> {
+    /// The command of an entry that some member has written.
+    pub fn written(&self, index: u64, term: u64) -> Option<&Envelope> {
+        self.written.get(&(index, term))?.envelope.as_ref()
+    }
+
+    /// A member wants an entry to be durable. True if no member had it before: this one has proposed it.
+    pub fn record(&mut self, entry: &LogEntry) -> Result<bool, String> {
         let LogEntry { index, term, kind, data, context } = entry;
         if let Some(known) = self.written.get(&(*index, *term)) {
             if (known.kind, &known.data, &known.context) == (*kind, data, context) {
-                return Ok(());
+                return Ok(false);
             }
             return Err(format!("entry {index} of term {term} is not what another member has there"));
         }
@@ -169,7 +177,7 @@ impl Reference {
         };
         let (kind, data, context) = (*kind, data.clone(), context.clone());
         self.written.insert((*index, *term), Recorded { kind, data, context, envelope });
-        Ok(())
+        Ok(true)
     }
 
     /// A member starts again. Who votes alone may come to lead twice in one term: the first time was never durable, and
@@ -206,7 +214,7 @@ impl Reference {
                     _ => self.model.leave_joint(index),
                 }
                 self.settle_shadow(changes_configuration(recorded.kind));
-                (Outcome { reply: Ok(Reply::Published), revision: self.model.revision, wrote: false }, 0)
+                (self.without_effect(Ok(Reply::Published)), 0)
             }
             Some(envelope) => {
                 let (kind, envelope) = (recorded.kind, envelope.clone());
@@ -236,7 +244,7 @@ impl Reference {
                     "entry {index}, {command:?}: the machine replies {reply:?}, the model {expected:?}"
                 ));
             }
-            return Ok((Outcome { reply, revision: self.model.revision, wrote: false }, 0));
+            return Ok((self.without_effect(reply), 0));
         }
         let outcome = self.model.apply(index, term, envelope);
         let applied = self.shadow.apply(index, term, envelope);
@@ -257,7 +265,20 @@ impl Reference {
             let machine = &applied.commit;
             return Err(format!("entry {index}, {command:?}: the machine wrote {machine:?}, the model {expected:?}"));
         }
+        let granted = applied.lock_changes.iter().filter_map(|change| match change {
+            LockChange::Granted(entry) => Some((entry.key.to_vec(), entry.token)),
+            LockChange::Ended { .. } => None,
+        });
+        let (granted, expected): (Vec<_>, _) = (granted.collect(), &outcome.granted);
+        if granted != *expected {
+            return Err(format!("entry {index}, {command:?}: the machine grants {granted:?}, the model {expected:?}"));
+        }
         Ok((Outcome { reply: applied.reply, ..outcome }, applied.work))
+    }
+
+    /// Nothing but the reply.
+    fn without_effect(&self, reply: Result<Reply, Refusal>) -> Outcome {
+        Outcome { reply, revision: self.model.revision, wrote: false, granted: Vec::new() }
     }
 
     /// The second machine follows a change of the configuration.

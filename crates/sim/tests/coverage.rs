@@ -1,4 +1,5 @@
 //! Every input that a server can send, and every command, is sent by some seed. Some seed refuses a circle of each kind.
+//! Some seed leaves keys of a lease to `Continue`, and some seed leaves grants to it.
 
 use tenure_sim::{Report, Setting, coverage, run};
 

@@ -67,6 +67,10 @@ found! {
     a_place_is_not_left_whose_entry_was_skipped: Planted::Inside(Bug::ForgetGivenUp), "L6: no place", 77;
     a_circle_through_a_second_holder_is_missed: Planted::Inside(Bug::MissCircle), "K3/K4", 239;
     a_join_is_refused_without_a_circle: Planted::Inside(Bug::RefuseWithoutCircle), "K3/K4", 22;
+    a_restored_state_forgets_what_is_due: Planted::Inside(Bug::ForgetDue), "K3/K4", 45;
+    the_rest_of_a_lease_is_forgotten: Planted::Inside(Bug::ForgetRest), "K3/K4", 18;
+    a_leader_goes_on_once: Planted::Inside(Bug::ContinueOnce), "memory", 18;
+    a_leader_goes_on_without_waiting: Planted::Inside(Bug::ContinueAgain), "work", 5;
     a_refused_snapshot_takes_anothers_file: Planted::InStorage(StorageBug::TakeFile), "a good disk", 317;
     an_unread_grant_is_kept: Planted::InClient(ClientBug::KeepUnread), "session: callers", 0;
     a_lock_is_not_asked_for_again: Planted::InClient(ClientBug::ForgetAsked), "session: callers", 9;

@@ -1,9 +1,10 @@
 //! What a member keeps in memory stays within its limits: the log behind what is applied, what watchers have not read,
-//! commands on their way to the leader. When no client asks for anything any more, nothing waits.
+//! commands on their way to the leader. When no client asks for anything any more, nothing waits, and no work is left to
+//! `Continue`.
 //!
 //! What it would not notice: a limit that is exceeded between two looks (one step of 32 is looked at); memory that
 //! `Replica::load` does not count, such as queues of lock watches, sessions and the machine's own indexes; how much work
-//! one step does (`work` looks at each command).
+//! one step does (`work` looks at each command); how long work is left to `Continue` before all is silent.
 
 use std::collections::BTreeMap;
 
@@ -44,6 +45,13 @@ impl Check for Bounds {
             }
             Seen::Quiet { replica } => {
                 let load = self.check(replica, context)?;
+                let (ending, due) = context.reference.model.unfinished();
+                if !ending.is_empty() || !due.is_empty() {
+                    let due: Vec<_> = due.iter().map(|name| String::from_utf8_lossy(name)).collect();
+                    return Err(format!(
+                        "leases {ending:x?} still have keys, places are due in {due:?}: no member goes on"
+                    ));
+                }
                 match load.waiting() == 0 && load.unapplied_bytes == 0 {
                     true => Ok(()),
                     false => Err(format!("nobody asks for anything, and yet something waits: {load:?}")),

@@ -23,6 +23,7 @@ use tenure_replica::{Answer, Answered, CallId, Consistency, FIRST_INDEX, Failure
 use super::shown::Shown;
 use super::{Check, Context, Seen};
 use crate::model::Model;
+use crate::plan::Limits;
 use crate::request::Request;
 use crate::trace::hash_of;
 use crate::world::Report;
@@ -257,7 +258,7 @@ fn search(operations: &[Operation]) -> Verdict {
     let shown = shown_by_all(operations);
     let mut tried = BTreeSet::new();
     let (mut ordered, mut steps) = (0, 0);
-    let mut path = vec![arrive(operations, Model::new(FIRST_INDEX), BTreeSet::new())];
+    let mut path = vec![arrive(operations, Model::new(FIRST_INDEX, Limits::default()), BTreeSet::new())];
     while let Some(place) = path.last_mut() {
         let told = place.done.iter().filter(|nth| operations[**nth].told.is_some()).count();
         ordered = ordered.max(told);
@@ -369,7 +370,7 @@ mod tests {
 
     /// What a range gives after these puts.
     fn range(after: &[&'static str], invoked: usize, returned: usize) -> Operation {
-        let mut model = Model::new(FIRST_INDEX);
+        let mut model = Model::new(FIRST_INDEX, Limits::default());
         after.iter().for_each(|value| drop(put(value, 0, None).run(&mut model)));
         let asked = Asked::Range(RangeQuery::new(Keys::all()));
         let mut operation = Operation { asked, invoked, told: None, is_void: false };

@@ -29,7 +29,7 @@ mod work;
 use std::ops::RangeInclusive;
 
 use tenure_client::requests;
-use tenure_machine::{Command, LeaseId, MemberId};
+use tenure_machine::{Command, Envelope, LeaseId, MemberId};
 use tenure_replica::{
     Answer, CallId, LockNotice, LockWatchRequest, Notice, Replica, SessionNotice, StreamId, WatchRequest,
 };
@@ -97,6 +97,14 @@ pub enum Seen<'a> {
     /// A client gives up a Lock call whose answer is on its way, and asks for the place to be left.
     Disowned {
         call: u128,
+    },
+    /// A member has given this entry to its log, and no other member had it before. It has applied all up to `applied`.
+    Proposed {
+        member: MemberId,
+        index: u64,
+        term: u64,
+        envelope: &'a Envelope,
+        applied: u64,
     },
     /// An entry took effect for the first time anywhere.
     Applied {

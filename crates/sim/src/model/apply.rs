@@ -1,7 +1,8 @@
 //! What each command does to the model.
 
 use tenure_machine::{
-    Alarm, AlarmChange, Command, Delete, Envelope, KeyValue, LeaseGrant, LeaseId, LockEnd, Put, Refusal, Reply,
+    Alarm, AlarmChange, Command, Commit, Delete, Envelope, KeyValue, LeaseGrant, LeaseId, LockEnd, Put, Refusal, Reply,
+    SharedBytes,
 };
 
 use super::{Lease, Model, Outcome};
@@ -9,18 +10,24 @@ use super::{Lease, Model, Outcome};
 impl Model {
     pub fn apply(&mut self, index: u64, term: u64, envelope: &Envelope) -> Outcome {
         self.applied = index;
+        self.granted_now.clear();
+        self.changed.clear();
+        self.room = if self.level > 0 { self.limits.lock_grants } else { usize::MAX };
         let before = self.commits.len();
         let is_settled = envelope.origin.as_ref().is_some_and(|origin| self.is_settled(origin));
         let mut reply = if is_settled { Ok(Reply::Duplicate) } else { self.execute(term, &envelope.command) };
         let wrote = self.commits.len() > before;
         if wrote {
             self.revision += 1;
-            self.settle_queues();
+            // What is due in other queues is left to `Continue`.
+            for name in std::mem::take(&mut self.changed) {
+                self.settle(&name);
+            }
         }
         if let Ok(Reply::Lock(reply)) = &mut reply {
             self.place_in(reply);
         }
-        Outcome { reply, revision: self.revision, wrote }
+        Outcome { reply, revision: self.revision, wrote, granted: self.granted_now.clone() }
     }
 
     /// An entry whose command must not have any effect.
@@ -89,8 +96,7 @@ impl Model {
             }
             Command::ChangeMembers(change) => self.change_members(change).map(|()| Reply::MembersChanged),
             Command::CompareStates => Ok(Reply::StatesCompared),
-            // No lease in this world has more keys than one command deletes.
-            Command::Continue => Ok(Reply::Continued { deleted: 0, granted: 0 }),
+            Command::Continue => Ok(self.go_on()),
             Command::RaiseLevel { level } => match self.level_pin {
                 Some(pin) if *level > pin => Err(Refusal::LevelPinned { level: *level, pin }),
                 _ => {
@@ -191,34 +197,73 @@ impl Model {
 
     fn grant(&mut self, grant: &LeaseGrant) -> Result<Reply, Refusal> {
         self.check_growth()?;
-        if self.lease(grant.lease).is_some() {
+        if self.lease(grant.lease).is_some() || self.is_ending(grant.lease) {
             return Err(Refusal::LeaseExists);
         }
         let (granted, ttl_ms) = (self.applied, grant.ttl_ms);
         let born = if self.level > 0 { self.revision } else { 0 };
-        let lease = Lease { ttl_ms, granted, ended: None, born, left_ms: ttl_ms, epoch: 0 };
+        let lease = Lease { ttl_ms, granted, ended: None, ending: None, born, left_ms: ttl_ms, epoch: 0 };
         self.leases.entry(grant.lease).or_default().push(lease);
         Ok(Reply::LeaseGranted { lease: grant.lease, ttl_ms: grant.ttl_ms })
     }
 
+    /// Ends leases, and deletes their keys in the order of keys. From level 1 on only so many keys are deleted: those of
+    /// the first leases, and of each lease the first ones. A lease with more is *ending*.
     fn end_leases(&mut self, leases: &[LeaseId], cause: LockEnd) -> usize {
+        let most = if self.level > 0 { self.limits.lease_keys } else { usize::MAX };
         let mut doomed = Vec::new();
         let mut ended = 0;
         for &lease in leases {
             if self.lease(lease).is_none() {
                 continue;
             }
-            doomed.extend(self.keys_of(lease).map(|kv| kv.key.clone()));
+            let (mut keys, is_all) = self.first_keys_of(lease, most - doomed.len());
+            doomed.append(&mut keys);
             if let Some(life) = self.leases.get_mut(&lease).and_then(|lives| lives.last_mut()) {
-                life.ended = Some(self.applied);
+                (life.ended, life.ending) = (Some(self.applied), Some(cause).filter(|_| !is_all));
             }
             ended += 1;
         }
-        assert!(self.level == 0 || doomed.len() <= tenure_machine::limits::LEASE_KEYS_AT_ONCE, "too many keys");
         doomed.sort_unstable();
         for key in doomed {
             self.delete(&key, cause);
         }
         ended
+    }
+
+    /// Does more of what earlier commands have left: deletes keys of ending leases, in the order of their ids, then grants
+    /// what they have left due, in the order of names. What the deleted keys let in comes last, as with any command. It
+    /// is not counted in the reply. Grants have a revision, also if no key is written.
+    fn go_on(&mut self) -> Reply {
+        let ((ending, due), mut deleted) = (self.unfinished(), 0);
+        for lease in ending {
+            deleted += self.go_on_ending(lease, self.limits.lease_keys - deleted);
+        }
+        let room = self.room;
+        due.iter().for_each(|name| self.settle(name));
+        if self.room < room && deleted == 0 {
+            self.commits.push(Commit { revision: self.revision + 1, events: [].into() });
+        }
+        Reply::Continued { deleted, granted: self.granted_now.len() }
+    }
+
+    fn go_on_ending(&mut self, lease: LeaseId, most: usize) -> usize {
+        let (keys, is_all) = self.first_keys_of(lease, most);
+        let life = self.leases.get_mut(&lease).and_then(|lives| lives.last_mut());
+        let Some((life, cause)) = life.and_then(|life| life.ending.map(|cause| (life, cause))) else { return 0 };
+        // A command that has deleted all that it may does not look at the next lease.
+        if is_all && most > 0 {
+            life.ending = None;
+        }
+        for key in &keys {
+            self.delete(key, cause);
+        }
+        keys.len()
+    }
+
+    /// The first keys of a lease, at most so many, and whether these are all.
+    fn first_keys_of(&self, lease: LeaseId, most: usize) -> (Vec<SharedBytes>, bool) {
+        let keys = self.keys_of(lease).take(most).map(|kv| kv.key.clone()).collect();
+        (keys, self.keys_of(lease).count() <= most)
     }
 }

@@ -141,6 +141,7 @@ mod tests {
     use tenure_machine::{Command, Envelope, LeaseGrant, Reply};
 
     use super::*;
+    use crate::plan::Limits;
 
     fn apply(model: &mut Model, command: Command) -> Result<Reply, tenure_machine::Refusal> {
         model.apply(model.applied + 1, 1, &Envelope { wall_ms: 0, origin: None, command }).reply
@@ -156,7 +157,7 @@ mod tests {
 
     /// Behind bob in `a` stands a place without an owner; bob waits for ada in `b`, and ada comes to ask for `a`.
     fn at_level(level: u32) -> (Model, Lock) {
-        let mut model = Model::new(0);
+        let mut model = Model::new(0, Limits::default());
         apply(&mut model, Command::RaiseLevel { level }).expect("a level");
         for (name, owner) in [("a", "bob"), ("a", ""), ("b", "ada"), ("b", "bob")] {
             let lock = a_lock(&mut model, name, owner);

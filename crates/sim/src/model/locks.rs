@@ -109,13 +109,19 @@ impl Model {
     /// Whether one more place at the end would be granted at once.
     fn would_grant(&self, name: &[u8], mode: Mode) -> bool {
         let mut places = self.queues.get(name).cloned().unwrap_or_default();
-        if matches!(mode, Mode::Barrier(_)) && places.iter().any(|place| place.mode == mode && !self.may_hold(place)) {
+        let is_kept = match mode {
+            Mode::Barrier(_) => places.iter().any(|place| place.mode == mode && !self.may_hold(place)),
+            // It does not overtake those whose turn has come.
+            _ => places.iter().any(|place| !place.is_granted),
+        };
+        if is_kept {
             return false;
         }
         let (key, owner, together) = (Vec::new(), Vec::new(), Vec::new());
         let (token, lease) = (Revision::MAX, 0);
-        places.push(Place { key, token, lease, mode, owner, last_joiner: None, slot: None, together });
-        Model::granted(&places) == places.len()
+        let (last_joiner, is_granted, slot) = (None, false, None);
+        places.push(Place { key, token, lease, mode, owner, last_joiner, is_granted, slot, together });
+        Model::in_turn(&places) == places.len()
     }
 
     /// Who is in the way is left out: it is the machine's to describe.
@@ -194,6 +200,7 @@ impl Model {
             mode: lock.map_or(Mode::Exclusive, |lock| lock.mode),
             owner: lock.map_or_else(Vec::new, |lock| lock.owner.to_vec()),
             last_joiner: lock.map(|lock| lock.call),
+            is_granted: false,
             slot: None,
             together: names.filter(|other| other[..] != *name.as_bytes()).map(|other| other.to_vec()).collect(),
         };

@@ -22,6 +22,7 @@ use tenure_machine::{
 
 pub use self::members::Configuration;
 use self::members::Forwarded;
+use crate::plan::Limits;
 
 #[derive(Default, Clone)]
 pub struct Model {
@@ -45,6 +46,13 @@ pub struct Model {
     alarms: BTreeSet<Alarm>,
     /// Every raise of the level: at which index, to which level.
     raises: Vec<(u64, Level)>,
+    /// What one command does at most, from level 1 on.
+    limits: Limits,
+    /// Of the command under way: places that it may still grant, those that it has granted, in order, and queues that
+    /// places have joined or left.
+    room: usize,
+    granted_now: Vec<(Vec<u8>, Revision)>,
+    changed: BTreeSet<Vec<u8>>,
 }
 
 #[derive(Debug, Clone)]
@@ -52,6 +60,8 @@ pub struct Lease {
     pub ttl_ms: u64,
     pub granted: u64,
     pub ended: Option<u64>,
+    /// Set from its end on until no key is left that hangs on it: why it ended. Its id is not free until then.
+    pub ending: Option<LockEnd>,
     /// The revision at which it was granted; 0 below level 1. Places with a token beyond it are of this life.
     pub born: Revision,
     /// What the next leader would give it.
@@ -70,6 +80,7 @@ pub struct Place {
     /// Empty if it was asked for without one.
     pub owner: Vec<u8>,
     pub last_joiner: Option<u128>,
+    pub is_granted: bool,
     /// Of a semaphore or a barrier, once granted.
     pub slot: Option<u32>,
     /// Other names that were asked for in the same request.
@@ -89,12 +100,15 @@ pub struct Stay {
 pub struct Outcome {
     pub reply: Result<Reply, Refusal>,
     pub revision: Revision,
+    /// It has a revision of its own.
     pub wrote: bool,
+    /// The places that were granted, in order: their keys and tokens.
+    pub granted: Vec<(Vec<u8>, Revision)>,
 }
 
 impl Model {
-    pub fn new(applied: u64) -> Model {
-        Model { applied, revision: 1, ..Model::default() }
+    pub fn new(applied: u64, limits: Limits) -> Model {
+        Model { applied, revision: 1, limits, ..Model::default() }
     }
 
     /// Only alarms of a full store are raised in this world.
@@ -155,6 +169,21 @@ impl Model {
         self.leases.get(&lease)?.last().filter(|lease| lease.ended.is_none())
     }
 
+    /// Whether the lease has ended and still has keys.
+    pub fn is_ending(&self, lease: LeaseId) -> bool {
+        self.ending_since(lease).is_some()
+    }
+
+    /// The index at which a lease has ended that still has keys.
+    pub fn ending_since(&self, lease: LeaseId) -> Option<u64> {
+        self.leases.get(&lease)?.last().filter(|life| life.ending.is_some())?.ended
+    }
+
+    /// What is left to `Continue`: leases that are ending, and queues with places that are due.
+    pub fn unfinished(&self) -> (Vec<LeaseId>, Vec<Vec<u8>>) {
+        (self.leases.keys().copied().filter(|lease| self.is_ending(*lease)).collect(), self.due_queues())
+    }
+
     /// The TTL if the lease was there at some moment of these indexes.
     pub fn lease_within(&self, lease: LeaseId, indexes: &RangeInclusive<u64>) -> Option<u64> {
         let lives = self.leases.get(&lease)?.iter();
@@ -205,17 +234,20 @@ impl Model {
         self.places.get(&(key.to_vec(), token))
     }
 
-    /// How many of a queue's first places are granted: each with all before it, if they can share. At a barrier
-    /// it is the round that has begun, or else a whole one.
+    /// How many of a queue's first places are granted.
     pub fn granted(places: &[Place]) -> usize {
+        places.iter().take_while(|place| place.is_granted).count()
+    }
+
+    /// How many of a queue's first places may hold it together: each with all before it, if they can share. At a
+    /// barrier it is the round that has begun, or else a whole one. Those that are not granted yet are *due*.
+    fn in_turn(places: &[Place]) -> usize {
         let Some(first) = places.first() else { return 0 };
         let most = match first.mode {
             Mode::Exclusive => 1,
             Mode::Shared => usize::MAX,
             Mode::Slots(slots) => slots as usize,
-            Mode::Barrier(_) if first.slot.is_some() => {
-                return places.iter().take_while(|place| place.slot.is_some()).count();
-            }
+            Mode::Barrier(_) if first.is_granted => return Model::granted(places),
             Mode::Barrier(parties) => parties as usize,
         };
         let alike = places.iter().take(most).take_while(|place| place.mode == first.mode).count();
@@ -279,14 +311,16 @@ impl Model {
     fn join_queue(&mut self, name: &[u8], place: Place) {
         let stay = Stay { lease: place.lease, mode: place.mode, ..Stay::default() };
         self.places.insert((place.key.clone(), place.token), stay);
+        self.changed.insert(name.to_vec());
         self.queues.entry(name.to_vec()).or_default().push(place);
     }
 
     fn leave_queue(&mut self, key: &[u8], token: Revision, cause: LockEnd) {
         let applied = self.applied;
-        for places in self.queues.values_mut() {
+        for (name, places) in &mut self.queues {
             if let Some(position) = places.iter().position(|place| place.key == key && place.token == token) {
                 places.remove(position);
+                self.changed.insert(name.clone());
                 if let Some(stay) = self.places.get_mut(&(key.to_vec(), token)) {
                     stay.ended = Some((applied, Some(cause)));
                 }
@@ -300,40 +334,54 @@ impl Model {
         self.level == 0 || self.lease(place.lease).is_some_and(|life| life.born < place.token)
     }
 
-    /// Waiting places whose turn it is and whose leases have ended. They end together: without one of them the round of
-    /// a barrier would not be complete, and it would not be the turn of the others.
-    fn dead_in_turn(&self) -> Vec<(Vec<u8>, Revision)> {
-        let in_turn = self.queues.values().flat_map(|places| &places[..Model::granted(places)]);
-        let dead = in_turn.filter(|place| {
-            let stay = self.stay(&place.key, place.token);
-            stay.is_some_and(|stay| stay.granted.is_none()) && !self.may_hold(place)
-        });
-        dead.map(|place| (place.key.clone(), place.token)).collect()
+    /// The names of queues with places that are due.
+    fn due_queues(&self) -> Vec<Vec<u8>> {
+        let due = self.queues.iter().filter(|(_, places)| Model::granted(places) < Model::in_turn(places));
+        due.map(|(name, _)| name.clone()).collect()
     }
 
-    fn settle_queues(&mut self) {
-        loop {
-            let dead = self.dead_in_turn();
-            if dead.is_empty() {
-                break;
-            }
-            for (key, token) in dead {
-                self.leave_queue(&key, token, LockEnd::LeaseExpired);
-            }
+    /// The next places of a queue to be granted: the first one that is due, or all of a round.
+    fn next_due(&self, name: &[u8]) -> Vec<Place> {
+        let places = self.queues.get(name).map_or(&[][..], |places| &places[..]);
+        let due = &places[Model::granted(places)..Model::in_turn(places)];
+        match due.first().map(|place| place.mode) {
+            Some(Mode::Barrier(_)) => due.to_vec(),
+            _ => due.iter().take(1).cloned().collect(),
         }
-        for places in self.queues.values_mut() {
-            let granted = Model::granted(places);
-            for index in 0..granted {
-                if places[index].slot.is_none() && matches!(places[index].mode, Mode::Slots(_) | Mode::Barrier(_)) {
-                    let taken = |slot: &u32| places[..granted].iter().any(|place| place.slot == Some(*slot));
-                    places[index].slot = (0..).find(|slot| !taken(slot));
-                }
+    }
+
+    /// Grants what is due in a queue, in order, while the command under way has room. A place whose lease has ended is
+    /// not granted: it ends, and takes room, too. Without such a place a round is not complete, and the others of
+    /// that round wait on.
+    fn settle(&mut self, name: &[u8]) {
+        while self.room > 0 {
+            let next = self.next_due(name);
+            let dead: Vec<&Place> = next.iter().filter(|place| !self.may_hold(place)).collect();
+            let taken = if dead.is_empty() { next.len() } else { dead.len() };
+            if taken == 0 {
+                return;
             }
-            for place in &places[..granted] {
-                if let Some(stay) = self.places.get_mut(&(place.key.clone(), place.token)) {
-                    stay.granted.get_or_insert(self.applied);
-                }
+            let dead: Vec<_> = dead.into_iter().map(|place| (place.key.clone(), place.token)).collect();
+            match dead.is_empty() {
+                true => next.iter().for_each(|place| self.grant_place(name, place)),
+                false => dead.iter().for_each(|(key, token)| self.leave_queue(key, *token, LockEnd::LeaseExpired)),
             }
+            self.room = self.room.saturating_sub(taken);
         }
+    }
+
+    fn grant_place(&mut self, name: &[u8], granted: &Place) {
+        let places = self.queues.get_mut(name).map_or(&mut [][..], |places| &mut places[..]);
+        let is_taken = |slot: &u32| places.iter().any(|place| place.slot == Some(*slot));
+        let has_slot = matches!(granted.mode, Mode::Slots(_) | Mode::Barrier(_));
+        let slot = (0..).find(|slot| !is_taken(slot)).filter(|_| has_slot);
+        for place in places.iter_mut().filter(|place| place.token == granted.token) {
+            (place.is_granted, place.slot) = (true, slot);
+        }
+        let (key, token) = (granted.key.clone(), granted.token);
+        if let Some(stay) = self.places.get_mut(&(key.clone(), token)) {
+            stay.granted = Some(self.applied);
+        }
+        self.granted_now.push((key, token));
     }
 }

@@ -168,8 +168,8 @@ impl Client {
         let (now_ms, sent_ms) = (clock.ms(now_us), clock.ms(if from_answer { now_us } else { call.issued_us }));
         match (&call.request, &answer.result) {
             (Request::Propose(Command::LeaseGrant(_)), Ok(Answered::Reply(Reply::LeaseGranted { lease, ttl_ms }))) => {
-                let session = self.sessions.iter_mut().find(|session| session.lease == *lease);
-                if let Some(session) = session.filter(|session| session.has_keeper) {
+                let session = self.sessions.iter_mut().find(|session| session.is_granted_by(*lease, *ttl_ms));
+                if let Some(session) = session.filter(|session| session.has_keeper && session.keeper.is_none()) {
                     session.keeper = Some(Keeper::new(session, sent_ms, *ttl_ms));
                     session.keeper.iter_mut().for_each(|keeper| keeper.take(now_ms, Input::Tick));
                 }

@@ -5,7 +5,7 @@ use tenure_machine::{Command, LeaseGrant, LeaseId, Reply};
 use tenure_replica::{Answer, Answered};
 
 use super::keeper::Keeper;
-use super::{Action, Client, Doing, Known, Mood, Traffic};
+use super::{Action, Client, Doing, Known, Mood, Traffic, crowds};
 use crate::plan::Plan;
 use crate::request::Request;
 
@@ -25,6 +25,12 @@ pub(super) struct Session {
 }
 
 impl Session {
+    /// Whether an answer is to the grant of this session. Another session may have had the same id before, and the
+    /// answer to its grant may come late.
+    pub fn is_granted_by(&self, lease: LeaseId, ttl_ms: u64) -> bool {
+        (self.lease, self.ttl_ms) == (lease, ttl_ms)
+    }
+
     /// How long after one renewal the next is due: a third of the TTL, as it should be, or, of every fourth, just
     /// about all of it: too early or too late by little.
     fn pace_us(&self) -> u64 {
@@ -40,8 +46,9 @@ impl Traffic {
     pub(super) fn on_leases(&mut self, client: usize, action: Action, plan: &Plan, known: &Known) -> Vec<Doing> {
         let request = match action {
             Action::Grant => {
-                if self.clients[client].sessions.len() >= SESSIONS {
-                    let gone = self.random.below(SESSIONS as u64) as usize;
+                let most = if plan.limits.are_small() { crowds::SESSIONS } else { SESSIONS };
+                if self.clients[client].sessions.len() >= most {
+                    let gone = self.random.below(most as u64) as usize;
                     self.forget_session(client, gone);
                 }
                 let mut lease = (self.draw() * 0x1_0001 + self.random.below(0xffff)) as LeaseId;
@@ -127,8 +134,7 @@ impl Client {
                 self.held.retain(|held| held.lease != *lease);
             }
             (_, Ok(Answered::Reply(Reply::LeaseGranted { lease, ttl_ms }))) => {
-                for session in self.sessions.iter_mut().filter(|session| session.lease == *lease) {
-                    session.ttl_ms = *ttl_ms;
+                for session in self.sessions.iter_mut().filter(|session| session.is_granted_by(*lease, *ttl_ms)) {
                     session.renew_us = now_us + session.pace_us();
                 }
             }

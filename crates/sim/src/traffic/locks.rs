@@ -8,7 +8,7 @@ use tenure_machine::{
 };
 use tenure_replica::{Answer, Answered};
 
-use super::{Action, Client, Doing, Known, Traffic};
+use super::{Action, Client, Doing, Known, MOST_NAMES, Traffic};
 use crate::plan::Plan;
 use crate::request::Request;
 
@@ -60,7 +60,7 @@ impl Traffic {
         let name = self.name(plan);
         let mut more_names = Vec::new();
         if plan.multi_locks && !is_barrier && self.random.percent(30) {
-            more_names = (0..self.random.between(1, 2)).map(|_| self.name(plan)).collect();
+            more_names = (0..self.random.between(1, MOST_NAMES - 1)).map(|_| self.name(plan)).collect();
         }
         let lock = Lock {
             name,

@@ -4,6 +4,7 @@
 //! that whatever turns up somewhere can be told from everything else. Clients crowd on few keys and few
 //! locks, because it is where they meet that things go wrong.
 
+mod crowds;
 mod elections;
 mod keeper;
 mod keys;
@@ -40,6 +41,9 @@ use self::repeats::Repeats;
 use self::strands::Strands;
 use self::watches::{Carrier, Stream};
 pub use self::watches::{Delivery, Parcel};
+
+/// Locks that one request asks for, at most.
+pub const MOST_NAMES: u64 = 3;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
@@ -268,6 +272,7 @@ impl Traffic {
         doing.extend(self.follow_again(client));
         doing.extend(self.repeat(client, known.now_us));
         doing.extend(self.strand(client, known.now_us));
+        doing.extend(self.crowd(client, plan));
         if client == 0 {
             doing.extend(self.tend(plan, known));
             doing.extend(self.operate(plan, known));

@@ -72,7 +72,8 @@ impl Traffic {
             let alarm = Alarm { member: 0, kind: AlarmKind::NoSpace };
             doing.push(propose(Command::Alarm(AlarmChange::Clear(alarm))));
         }
-        if self.mood == Mood::Busy && self.random.percent(1) {
+        // With small limits leaders propose it themselves, one at a time.
+        if self.mood == Mood::Busy && self.random.percent(1) && !plan.limits.are_small() {
             doing.push(propose(Command::Continue));
         }
         if wide.raises_alarms && self.mood == Mood::Busy && self.random.percent(1) {

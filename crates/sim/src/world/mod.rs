@@ -27,7 +27,7 @@ use crate::fates::Fates;
 use crate::faults::{self, Fault};
 use crate::member::{Life, Member};
 use crate::network::Network;
-use crate::plan::Plan;
+use crate::plan::{Limits, Plan};
 use crate::planted::{Memory, Planted, switch};
 use crate::random::Random;
 use crate::reference::Reference;
@@ -186,6 +186,7 @@ impl Setting {
 pub fn run(setting: &Setting) -> Result<Report, Box<Violation>> {
     switch(setting.planted);
     let mut world = World::new(setting);
+    world.plan.limits.set();
     // Whoever gives itself up takes the process with it; here it breaks a rule like any other.
     let end = catch_unwind(AssertUnwindSafe(|| world.turn())).unwrap_or_else(|panic| {
         let message = panic.downcast_ref::<String>().cloned();
@@ -193,6 +194,8 @@ pub fn run(setting: &Setting) -> Result<Report, Box<Violation>> {
         Err(Broken { rule: "no member panics", what: message.unwrap_or_default() })
     });
     switch(None);
+    // One thread runs many seeds.
+    Limits::default().set();
     let mut report = world.report;
     report.seeds = 1;
     report.simulated_us = world.now_us;
@@ -242,7 +245,7 @@ impl World {
             traffic: Traffic::new(seed, &plan, setting.planted),
             sessions: Streams::new(seed, &plan),
             faults: all.map(Some).collect(),
-            reference: Reference::new(&founders),
+            reference: Reference::new(&founders, plan.limits),
             checks: checks::all().into_iter().filter(|check| is_asked(check.name())).collect(),
             trace: Trace::new(setting.lines),
             calls: BTreeMap::new(),

@@ -135,7 +135,14 @@ impl World {
     fn written(&mut self, id: MemberId, persist: &Persist) -> Result<(), Broken> {
         for entry in &persist.entries {
             let recorded = self.reference.record(entry);
-            recorded.map_err(|what| Broken { rule: "K3: logs agree", what: format!("member {id}: {what}") })?;
+            let is_new =
+                recorded.map_err(|what| Broken { rule: "K3: logs agree", what: format!("member {id}: {what}") })?;
+            let applied = self.life(id).map_or(0, |life| life.replica.machine().applied_index());
+            if let Some(envelope) = self.reference.written(entry.index, entry.term).filter(|_| is_new) {
+                let (index, term) = (entry.index, entry.term);
+                let seen = Seen::Proposed { member: id, index, term, envelope, applied };
+                see(&mut self.checks, &seen, &context!(self))?;
+            }
         }
         let Some(life) = self.life_mut(id) else { return Ok(()) };
         if let Some(snapshot) = persist.snapshot {
@@ -170,6 +177,9 @@ impl World {
             self.report.commands += 1;
             if let Some(command) = self.reference.command(index) {
                 *self.report.sent.entry(coverage::command(command)).or_default() += 1;
+            }
+            for kind in coverage::continued(&outcome.reply) {
+                *self.report.sent.entry(kind).or_default() += 1;
             }
             if let Err(Refusal::Deadlock { cycle }) = &outcome.reply {
                 *self.report.sent.entry(coverage::circle(cycle)).or_default() += 1;
