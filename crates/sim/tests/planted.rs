@@ -33,7 +33,7 @@ macro_rules! found {
 
 found! {
     a_waiter_whose_lease_has_ended_is_granted: Planted::Inside(Bug::GrantTheDead), "K3/K4", 2;
-    a_former_leader_answers_renewals: Planted::Inside(Bug::RenewUnconfirmed), "E1", 54;
+    a_former_leader_answers_renewals: Planted::Inside(Bug::RenewUnconfirmed), "E1", 180;
     a_confirmation_serves_later_reads: Planted::Inside(Bug::ShareContext), "K1", 186;
     index_and_state_are_stored_apart: Planted::StateApart, "K3", 1;
     a_log_acknowledges_early: Planted::AcknowledgeEarly, "K3", 10;
@@ -53,24 +53,24 @@ found! {
     a_grant_is_told_after_its_end: Planted::Inside(Bug::GrantUnconfirmed), "L1", 2;
     a_torn_batch_is_believed: Planted::InStorage(StorageBug::BelieveTornBatch), "K3", 10;
     a_damaged_snapshot_is_believed: Planted::InStorage(StorageBug::BelieveChunk), "K3: damage is noticed", 10;
-    a_change_of_members_is_forgotten: Planted::Inside(Bug::ForgetChange), "liveness", 185;
-    a_command_in_the_log_is_said_to_be_none: Planted::Inside(Bug::SayNoLeader), "K3", 9;
+    a_change_of_members_is_forgotten: Planted::Inside(Bug::ForgetChange), "liveness", 331;
+    a_command_in_the_log_is_said_to_be_none: Planted::Inside(Bug::SayNoLeader), "K3", 34;
     another_mode_is_told_to_be_held: Planted::Inside(Bug::RenewOtherMode), "K3/K4", 3;
-    the_lease_clock_of_a_slow_leader_stops: Planted::Inside(Bug::StopLeaseClock), "L8", 27;
+    the_lease_clock_of_a_slow_leader_stops: Planted::Inside(Bug::StopLeaseClock), "L8", 66;
     a_grant_is_told_to_a_lease_that_has_ended: Planted::Inside(Bug::TellTheDead), "L1", 27;
     a_place_that_outlived_its_lease_is_granted: Planted::Inside(Bug::GrantOutlived), "K3/K4", 3;
     a_lease_is_renewed_in_name_only: Planted::Inside(Bug::RenewInName), "E1", 44;
     the_end_of_a_lease_walks_over_all_keys: Planted::Inside(Bug::UnboundedApply), "work", 2;
     a_cursor_forgets_what_it_delivered: Planted::ForgetTaken, "watch: over breaks", 1;
-    a_watch_trusts_the_message_that_creates_it: Planted::TrustCreated, "watch: over breaks", 0;
+    a_watch_trusts_the_message_that_creates_it: Planted::TrustCreated, "watch: over breaks", 1;
     a_write_in_doubt_is_repeated: Planted::RepeatInDoubt, "client", 3;
-    a_place_is_not_left_whose_entry_was_skipped: Planted::Inside(Bug::ForgetGivenUp), "L6: no place", 77;
-    a_circle_through_a_second_holder_is_missed: Planted::Inside(Bug::MissCircle), "K3/K4", 239;
+    a_place_is_not_left_whose_entry_was_skipped: Planted::Inside(Bug::ForgetGivenUp), "L6: no place", 34;
+    a_circle_through_a_second_holder_is_missed: Planted::Inside(Bug::MissCircle), "K3/K4", 12;
     a_join_is_refused_without_a_circle: Planted::Inside(Bug::RefuseWithoutCircle), "K3/K4", 22;
     a_restored_state_forgets_what_is_due: Planted::Inside(Bug::ForgetDue), "K3/K4", 45;
-    the_rest_of_a_lease_is_forgotten: Planted::Inside(Bug::ForgetRest), "K3/K4", 18;
-    a_leader_goes_on_once: Planted::Inside(Bug::ContinueOnce), "memory", 18;
-    a_leader_goes_on_without_waiting: Planted::Inside(Bug::ContinueAgain), "work", 5;
+    the_rest_of_a_lease_is_forgotten: Planted::Inside(Bug::ForgetRest), "K5", 18;
+    a_leader_goes_on_once: Planted::Inside(Bug::ContinueOnce), "L8", 18;
+    a_leader_goes_on_without_waiting: Planted::Inside(Bug::ContinueAgain), "work", 15;
     a_refused_snapshot_takes_anothers_file: Planted::InStorage(StorageBug::TakeFile), "a good disk", 317;
     an_unread_grant_is_kept: Planted::InClient(ClientBug::KeepUnread), "session: callers", 0;
     a_lock_is_not_asked_for_again: Planted::InClient(ClientBug::ForgetAsked), "session: callers", 9;
