@@ -317,7 +317,8 @@ fn ctrl_z_stops_the_command_and_its_guard_together() {
     let mut terminal = Running::start(command);
     let exec =
         format!("{} --endpoints {} exec --ttl 60s a -- sh -c", env!("CARGO_BIN_EXE_tenure"), place.server.address);
-    terminal.tell(&format!("{exec} 'echo pid $$ $PPID; while :; do sleep 0.05; done'"));
+    // It starts no process meanwhile: a shell that waits in vfork for a child that was stopped is not stopped itself.
+    terminal.tell(&format!("{exec} 'echo pid $$ $PPID; exec sleep 1000'"));
     let mut line = terminal.line();
     // The command itself is echoed before.
     while !line.contains("pid ") || line.contains('$') {
