@@ -235,7 +235,7 @@ impl Replica {
             (Waits::Call(call), reply) => {
                 self.answer_at(call, revision, reply.map(Answered::Reply).map_err(Failure::from))
             }
-            (Waits::Lock { call, joiner }, Ok(Reply::Lock(reply))) => self.tell_place(call, joiner, reply),
+            (Waits::Lock { call, joiner, .. }, Ok(Reply::Lock(reply))) => self.tell_place(call, joiner, reply),
             (Waits::Lock { call: Some(call), .. }, Ok(Reply::Busy(busy))) => {
                 self.answer_at(call, revision, Ok(Answered::Reply(Reply::Busy(busy))))
             }
@@ -334,7 +334,12 @@ impl Replica {
 
     /// Leases whose expiry is decided: those that are still there live on.
     pub(crate) fn keep_leases(&mut self, leases: &[LeaseId]) {
-        let (now_ms, retry) = (self.running_ms(), self.running_ms() + self.config.election_max_ms);
+        self.keep_leases_for(self.config.election_max_ms, leases);
+    }
+
+    /// Those that are still there live on, for this long at least.
+    pub(crate) fn keep_leases_for(&mut self, least_ms: u64, leases: &[LeaseId]) {
+        let (now_ms, retry) = (self.running_ms(), self.running_ms() + least_ms);
         for lease in leases {
             for asker in self.deadlines.keep(*lease, retry) {
                 let question = Question::KeepAlive { lease: *lease, epoch: 0 };

@@ -117,12 +117,13 @@ impl Replica {
         self.fail(call, failure);
     }
 
-    /// A leave must reach the log one day, and so must a Lock that was given up while its lease has the place already.
+    /// A leave must reach the log one day, and so must a session's Lock that was given up while an earlier stream has the
+    /// place already.
     /// Under another number it is not refused for the old one.
     fn forward_again(&mut self, data: Bytes, waits: Waits, failure: Failure) {
         let Ok(envelope) = codec::decode(data) else { return };
         if let Command::Lock(lock) = &envelope.command
-            && (failure != Failure::Overloaded || !self.has_place(&lock.leaves()))
+            && (!waits.is_in_session() || failure != Failure::Overloaded || !self.has_place(&lock.leaves()))
         {
             return;
         }
@@ -295,6 +296,10 @@ impl Forwards {
         self.bytes
     }
 
+    pub(crate) fn has_released(&self) -> bool {
+        !self.released.is_empty()
+    }
+
     pub(crate) fn has_locks(&self) -> bool {
         !self.locks.is_empty()
     }
@@ -416,7 +421,9 @@ impl Forwards {
             calls.push(call);
             forward.waits.abandon();
             // A place that may have been taken must be seen, to be left. All else may come to nothing.
-            !(was_sent || is_kept(call)) || forward.waits.joiner().is_none()
+            let must_be_seen = was_sent && forward.waits.joiner().is_some();
+            let is_kept = forward.waits.is_in_session() && is_kept(call);
+            !must_be_seen && !is_kept
         });
         forgotten.iter().for_each(|(sequence, forward)| self.discount(*sequence, forward));
         calls

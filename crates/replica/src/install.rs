@@ -260,8 +260,8 @@ impl Replica {
         match (waits, place) {
             #[cfg(feature = "planted")]
             (Waits::Lock { call: None, .. }, Some(_)) if planted::is(Bug::ForgetGivenUp) => {}
-            (Waits::Lock { call: None, joiner }, Some(reply)) => self.leave(&reply, joiner),
-            (Waits::Lock { call: Some(call), joiner }, Some(reply)) => {
+            (Waits::Lock { call: None, joiner, .. }, Some(reply)) => self.leave(&reply, joiner),
+            (Waits::Lock { call: Some(call), joiner, .. }, Some(reply)) => {
                 if !reply.granted {
                     self.outputs.push(Output::Queued { call, ahead: reply.ahead });
                 }

@@ -29,13 +29,15 @@ pub(crate) struct Pace {
     ticks: u64,
     /// The last term in which an answer came too late.
     late_term: u64,
+    /// The last term in which this member led.
+    led_term: u64,
     /// The number of ticks for which nothing has been too late for twice the pace.
     timely_ticks: u64,
 }
 
 impl Default for Pace {
     fn default() -> Pace {
-        Pace { slowness: 1, ticks: 0, late_term: 0, timely_ticks: 0 }
+        Pace { slowness: 1, ticks: 0, late_term: 0, led_term: 0, timely_ticks: 0 }
     }
 }
 
@@ -52,7 +54,7 @@ impl Pace {
 
     /// Notes an answer that came too late in `term`. Further ones in the same term tell nothing new.
     fn note_late(&mut self, term: u64) {
-        if self.late_term != term {
+        if self.late_term < term {
             self.late_term = term;
             self.slowness = (2 * self.slowness).min(SLOWEST);
             self.timely_ticks = 0;
@@ -76,11 +78,15 @@ impl Replica {
         if self.pace.tick() {
             self.node.tick();
             self.note_role();
-        } else if self.is_leader() && self.pace.ticks.is_multiple_of(heartbeat_ticks) {
-            // The clocks of the followers are not slow: they expect heartbeats as often as before.
-            self.node.ping();
+        }
+        if self.is_leader() {
+            self.pace.led_term = self.node.raft.term;
         }
         if self.pace.slowness > 1 {
+            if self.is_leader() && self.pace.ticks.is_multiple_of(heartbeat_ticks) {
+                // The clocks of the followers are not slow: they expect heartbeats as often as before.
+                self.node.ping();
+            }
             let is_timely = if self.is_leader() { self.is_quorum_timely() } else { self.other_leader().is_some() };
             let (_, election_max_ticks) = election_ticks(&self.config);
             self.pace.note_timely(is_timely, election_max_ticks as u64);
@@ -110,7 +116,10 @@ impl Replica {
                 let is_expected = raft.state == StateRole::Candidate && message.term == raft.term;
                 !message.reject && message.term <= raft.term && !is_expected
             }
-            MessageType::MsgHeartbeatResponse | MessageType::MsgAppendResponse => message.term == raft.term,
+            // Not the word of a later leader's term, which deposes this one.
+            MessageType::MsgHeartbeatResponse | MessageType::MsgAppendResponse => {
+                message.term == raft.term && message.term == self.pace.led_term
+            }
             _ => false,
         };
         if is_late && raft.leader_id == INVALID_ID {

@@ -27,7 +27,7 @@ impl Replica {
 
     pub(crate) fn propose_since(&mut self, since_ms: u64, mut command: Command, mut waits: Waits) {
         if let Command::Leave(Leave { call: joiner, .. }) = command {
-            if self.unsent.iter().any(|unsent| unsent.waits.joiner() == Some(joiner)) {
+            if self.can_send() && self.unsent.iter().any(|unsent| unsent.waits.joiner() == Some(joiner)) {
                 return self.unsent.push(Unsent { since_ms, command, waits });
             }
             match self.forwards.hold_leave(joiner, Unsent { since_ms, command, waits }) {
@@ -55,7 +55,11 @@ impl Replica {
             (Err(NotAppended::Refused(failure)), Some(call)) => self.fail(call, failure),
             (Err(NotAppended::Refused(Failure::Refused(_))), None) => {}
             // If it waited, a Lock that renews a lease could come before it.
-            (Err(_), None) if matches!(waits, Waits::Expiry(_)) => self.lose(waits),
+            (Err(_), None) if matches!(waits, Waits::Expiry(_)) => {
+                if let Waits::Expiry(leases) = waits {
+                    self.keep_leases_for(self.config.heartbeat_ms, &leases);
+                }
+            }
             // If it waited, the next leader could be given it beside its own.
             (Err(_), None) if envelope.command == Command::Continue => self.continue_asked = false,
             (Err(_), _) => self.unsent.push(Unsent { since_ms, command: envelope.command, waits }),
@@ -189,7 +193,7 @@ impl Replica {
         match command {
             Command::Put(_) | Command::LeaseGrant(_) => true,
             // To ask again for a place that one has adds nothing.
-            Command::Lock(lock) => self.machine.state().lock_entry(&entry_key(&lock.name, lock.lease)).is_none(),
+            Command::Lock(lock) => !self.has_place(&lock.leaves()),
             Command::Txn(txn) => txn_grows(txn),
             _ => false,
         }
@@ -262,8 +266,8 @@ impl Replica {
         let mut cancelled = std::mem::take(&mut self.cancelled);
         cancelled.sort_unstable_by_key(|(call, _)| *call);
         let is_cancelled = |call: CallId| cancelled.binary_search_by_key(&call, |(call, _)| *call).is_ok();
-        // A Lock that was not sent yet is forgotten, unless it asks for a place that an earlier call of its lease has
-        // taken. Its leaves end that place only if the Lock has taken it over.
+        // A Lock that was not sent yet is forgotten, unless its session asks for a place that an earlier stream has taken,
+        // only to leave it. Its leaves end that place only if the Lock has taken it over.
         let taking_over = cancelled.iter().filter(|(_, leaves)| self.has_place(leaves));
         let taking_over: BTreeSet<CallId> = taking_over.map(|(call, _)| *call).collect();
         let mut found = self.proposals.abandon_calls(is_cancelled);
@@ -276,7 +280,7 @@ impl Replica {
             Some(call) if is_cancelled(call) => {
                 found.push(call);
                 unsent.waits.abandon();
-                unsent.waits.joiner().is_some() && taking_over.contains(&call)
+                unsent.waits.is_in_session() && taking_over.contains(&call)
             }
             _ => true,
         });
@@ -419,6 +423,8 @@ pub(crate) enum Waits {
     Lock {
         call: Option<CallId>,
         joiner: u128,
+        /// It came over a session's stream. No earlier stream of the session has a call that still waits.
+        in_session: bool,
     },
     /// The leader's own expiry of these leases.
     Expiry(Vec<LeaseId>),
@@ -427,7 +433,7 @@ pub(crate) enum Waits {
 
 impl Waits {
     pub(crate) fn for_lock(call: CallId, lock: &Lock) -> Waits {
-        Waits::Lock { call: Some(call), joiner: lock.call }
+        Waits::Lock { call: Some(call), joiner: lock.call, in_session: lock.epoch != 0 }
     }
 
     pub(crate) fn call(&self) -> Option<CallId> {
@@ -443,6 +449,10 @@ impl Waits {
             Waits::Lock { joiner, .. } => Some(*joiner),
             Waits::Call(_) | Waits::Expiry(_) | Waits::Nobody => None,
         }
+    }
+
+    pub(crate) fn is_in_session(&self) -> bool {
+        matches!(self, Waits::Lock { in_session: true, .. })
     }
 
     /// The call is gone. A place that it may still get is left as soon as it is known.

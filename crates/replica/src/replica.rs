@@ -563,7 +563,8 @@ impl Replica {
             wake = wake.min(now_ms + self.config.tick_ms);
         }
         // The rest of a long piece of work, as soon as what came in meanwhile is taken.
-        if self.deadlines.unread().is_some() || self.hub.has_more() || self.lock_hub.has_more() {
+        let has_more = self.hub.has_more() || self.lock_hub.has_more() || self.forwards.has_released();
+        if self.deadlines.unread().is_some() || has_more {
             wake = now_ms + 1;
         }
         wake.max(now_ms + 1)

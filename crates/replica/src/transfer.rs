@@ -3,6 +3,7 @@
 use tenure_machine::MemberId;
 
 use crate::message;
+use crate::pace::Pace;
 use crate::roll_call::Attendance;
 use crate::{Answered, CallId, Failure, Output, Replica};
 
@@ -92,6 +93,8 @@ impl Replica {
         if let Some(to) = to {
             // Raft takes no proposals while it gives its place away.
             self.hand_to_raft();
+            // It also gives up the transfer by its own clock, which must not be slow.
+            self.pace = Pace::default();
             self.node.transfer_leader(to);
         }
         to.is_some()
