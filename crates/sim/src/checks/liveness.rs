@@ -35,7 +35,7 @@ impl Check for Liveness {
                 self.open.remove(id);
                 let request = &call.request;
                 let timeout_us = context.plan.replica.call_timeout_ms * 1000;
-                let waited_us = context.now_us - call.issued_us;
+                let waited_us = context.now_us.saturating_sub(call.issued_us);
                 let is_alone = context.plan.members == 1 && !context.plan.has_changes();
                 return match &answer.result {
                     // It takes a leader that has saved a snapshot, and goes on when its caller has given up.
