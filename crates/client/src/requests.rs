@@ -169,14 +169,15 @@ pub struct Requests {
     last_number: Number,
     unanswered: BTreeMap<Number, Asked>,
     tenures: BTreeMap<Token, Tenure>,
-    /// Locks that are not sent before a name of theirs is given back.
+    /// Locks that are not sent while a name of theirs is given back.
     held_back: BTreeMap<Ticket, Names>,
+    /// The names that are given back because a tenure has lost another one. An entry counts the unlocks of its name that
+    /// are not answered, and lists the locks that wait for them.
+    rests: BTreeMap<String, Rest>,
     /// Where each lock ticket stands that is waiting or held.
     tickets: BTreeMap<Ticket, Stands>,
     /// Tickets whose callers are gone, until nothing is owed for them.
     owed: BTreeSet<Ticket>,
-    /// Unanswered unlocks that give back the rest of a tenure.
-    rests: usize,
     /// The last renewal that the lifecycle wants, until it is confirmed.
     renewal: Option<u64>,
     link: Link,
@@ -217,6 +218,12 @@ struct Tenure {
     names: Names,
 }
 
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Rest {
+    unlocks: usize,
+    held_back: BTreeSet<Ticket>,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Stands {
     HeldBack,
@@ -241,9 +248,9 @@ impl Default for Requests {
             unanswered: BTreeMap::new(),
             tenures: BTreeMap::new(),
             held_back: BTreeMap::new(),
+            rests: BTreeMap::new(),
             tickets: BTreeMap::new(),
             owed: BTreeSet::new(),
-            rests: 0,
             renewal: None,
             link: Link::Closed,
         }
@@ -288,13 +295,17 @@ impl Requests {
 
     /// Whether a request is unanswered that the server answers at once. A lock may wait for long.
     pub fn expects_an_answer(&self) -> bool {
-        // Each ticket is that of an unanswered lock, of one that is held back or of a tenure. Sessions wait for many locks, so nothing is searched.
+        // Each ticket is that of an unanswered lock, of one that is held back or of a tenure. Sessions wait for many
+        // locks, so nothing is searched.
         let unanswered_locks = self.tickets.len() - self.held_back.len() - self.tenures.len();
         self.unanswered.len() > unanswered_locks
     }
 
     fn lock(&mut self, ticket: Ticket, names: Names, effects: &mut Vec<Effect>) {
-        if self.is_being_given_back(&names) {
+        // A tenure that stands is given back by its caller, which keeps its turn at the names until then. So only the rest
+        // of a tenure that has ended can be in the way.
+        if let Some(name) = names.iter().find(|name| self.rests.contains_key(*name)) {
+            self.rests.entry(name.clone()).or_default().held_back.insert(ticket);
             self.tickets.insert(ticket, Stands::HeldBack);
             self.held_back.insert(ticket, names);
             return;
@@ -303,23 +314,21 @@ impl Requests {
         self.tickets.insert(ticket, Stands::Asked(number));
     }
 
-    /// Whether the rest of a tenure that has ended includes one of these names. A tenure that stands is given back by its
-    /// caller, which keeps its turn at the names until then.
-    fn is_being_given_back(&self, names: &Names) -> bool {
-        let is_one = |name: &String| names.contains(name);
-        // There is no rest but in trouble, so the many locks that wait are not searched.
-        self.rests > 0
-            && self
-                .unanswered
-                .values()
-                .any(|asked| matches!(asked, Asked::Unlock { ticket: None, names, .. } if names.iter().any(is_one)))
-    }
-
-    /// A part of a rest is given back: sends what it has held back.
-    fn end_rest(&mut self, effects: &mut Vec<Effect>) {
-        self.rests -= 1;
-        for (ticket, names) in std::mem::take(&mut self.held_back) {
-            self.lock(ticket, names, effects);
+    /// One unlock of a rest is answered. When it was the last one of a name, the locks that waited for that name are sent,
+    /// or wait for another one of theirs.
+    fn end_rest(&mut self, names: &Names, effects: &mut Vec<Effect>) {
+        for name in names.iter() {
+            let Some(rest) = self.rests.get_mut(name) else { continue };
+            rest.unlocks -= 1;
+            if rest.unlocks > 0 {
+                continue;
+            }
+            let held_back = self.rests.remove(name).unwrap_or_default().held_back;
+            for ticket in held_back {
+                if let Some(names) = self.held_back.remove(&ticket) {
+                    self.lock(ticket, names, effects);
+                }
+            }
         }
     }
 
@@ -358,7 +367,12 @@ impl Requests {
             // Refused, or lost again before the caller has gone.
             None => effects.push(Effect::Settled { ticket }),
             Some(Stands::HeldBack) => {
-                self.held_back.remove(&ticket);
+                let names = self.held_back.remove(&ticket);
+                for name in names.iter().flat_map(|names| names.iter()) {
+                    if let Some(rest) = self.rests.get_mut(name) {
+                        rest.held_back.remove(&ticket);
+                    }
+                }
                 self.tickets.remove(&ticket);
                 effects.push(Effect::Settled { ticket });
             }
@@ -434,7 +448,7 @@ impl Requests {
                 self.give_back_each(&names, token, effects);
                 self.answer(ticket, Effect::Refuse { ticket }, effects);
             }
-            Some(Asked::Unlock { ticket: None, .. }) => self.end_rest(effects),
+            Some(Asked::Unlock { ticket: None, names, .. }) => self.end_rest(&names, effects),
             Some(Asked::Renew { .. }) | None => {}
         }
     }
@@ -445,7 +459,7 @@ impl Requests {
                 self.end_tenure(token, Cause::Released, effects);
                 self.answer(ticket, Effect::Released { ticket, released }, effects);
             }
-            Some(Asked::Unlock { ticket: None, .. }) => self.end_rest(effects),
+            Some(Asked::Unlock { ticket: None, names, .. }) => self.end_rest(&names, effects),
             Some(Asked::Lock { .. } | Asked::Renew { .. }) | None => {}
         }
     }
@@ -479,7 +493,7 @@ impl Requests {
     fn give_back_each(&mut self, names: &Names, token: Token, effects: &mut Vec<Effect>) {
         for name in names.iter().filter(|_| names.len() > 1) {
             let names = [name.clone()].into();
-            self.rests += 1;
+            self.rests.entry(name.clone()).or_default().unlocks += 1;
             self.ask(Asked::Unlock { ticket: None, names, token, sent: Sent::Never }, effects);
         }
     }

@@ -580,6 +580,14 @@ fn a_lock_that_is_held_back_is_sent_when_another_stream_has_settled_the_rest() {
 }
 
 #[test]
+fn a_lock_is_held_back_until_each_of_its_names_is_given_back() {
+    let mut requests = with_a_rest();
+    assert_eq!(requests.step(Input::Lock { ticket: 2, names: ["a".to_owned(), "b".to_owned()].into() }), []);
+    assert_eq!(requests.step(Input::Unlocked { number: 3, released: false }), [], "b is not given back yet");
+    assert_eq!(requests.step(Input::Unlocked { number: 4, released: true }), [lock_of(5, 2)]);
+}
+
+#[test]
 fn a_caller_whose_lock_is_held_back_may_go_away() {
     let mut requests = with_a_rest();
     requests.step(Input::Lock { ticket: 2, names: ["b".to_owned()].into() });
