@@ -288,6 +288,15 @@ impl Requests {
         effects
     }
 
+    /// Gives the number of a request that closes the session, if a stream is open to send it over. The server answers it
+    /// with the end of the stream, so it is never repeated.
+    pub fn close(&mut self) -> Option<Number> {
+        (self.link == Link::Open).then(|| {
+            self.last_number += 1;
+            self.last_number
+        })
+    }
+
     /// Whether nothing is owed for callers that are gone.
     pub fn is_settled(&self) -> bool {
         self.owed.is_empty()

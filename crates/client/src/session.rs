@@ -176,7 +176,11 @@ impl Session {
 
     /// Ends the session with all that it holds, at once.
     pub async fn close(self) -> Result<(), Error> {
-        self.inner.lease.end(Cause::Released);
+        let closing = self.inner.begin_close();
+        // The stream is gone if it was not open, and drops what was ordered.
+        if closing.await.unwrap_or(false) {
+            return Ok(());
+        }
         match revoke(&self.inner.client, self.inner.lease.id).await {
             Ok(()) | Err(Error::LeaseNotFound) => Ok(()),
             Err(error) => Err(error),
@@ -322,16 +326,28 @@ impl Session {
 }
 
 impl Inner {
+    /// Ends the session on this side, and asks the server over its stream to close it. The answer says whether the server
+    /// has done so; without an answer there was no stream.
+    fn begin_close(&self) -> oneshot::Receiver<bool> {
+        let (closing, closed) = oneshot::channel();
+        // The order comes before the end of the lease, which ends the stream without a word.
+        self.lease.order(Order::Close(closing));
+        self.lease.end(Cause::Released);
+        closed
+    }
+
     fn end(&self) {
         if self.lease.state().lost.is_some() {
             return;
         }
-        self.lease.end(Cause::Released);
+        let closing = self.begin_close();
         let (keeper, id) = (self.lease.keeper().clone(), self.lease.id);
         let client = keeper.client().clone();
         keeper.owe(async move {
-            // If it cannot be told, the lease ends by itself: nobody renews it.
-            let _ = revoke(&client, id).await;
+            if !closing.await.unwrap_or(false) {
+                // If it cannot be told, the lease ends by itself: nobody renews it.
+                let _ = revoke(&client, id).await;
+            }
         });
     }
 }

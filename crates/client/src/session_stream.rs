@@ -13,8 +13,8 @@ use tenure_api::tenure::v1::recent_holder::End;
 use tenure_api::tenure::v1::session_request::Request as Ask;
 use tenure_api::tenure::v1::session_response::Response as Told;
 use tenure_api::tenure::v1::{
-    Holder, SessionCancel, SessionGranted, SessionHeld, SessionLock, SessionOpen, SessionOpened, SessionRefused,
-    SessionRenew, SessionRequest, SessionResponse, SessionUnlock,
+    Holder, SessionCancel, SessionClose, SessionGranted, SessionHeld, SessionLock, SessionOpen, SessionOpened,
+    SessionRefused, SessionRenew, SessionRequest, SessionResponse, SessionUnlock,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
@@ -33,6 +33,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 const ATTENTION: Duration = Duration::from_secs(1);
 /// Long enough for the server to find the place of the session, short enough to leave it at once.
 const A_MOMENT_MS: i64 = 1;
+/// How long the server may take to close a session. After that its lease is revoked by a call of its own.
+const CLOSE_WITHIN: Duration = Duration::from_secs(1);
 /// What the server says when another stream has taken the session over.
 const RESUMED_ELSEWHERE: &str = "session was resumed elsewhere";
 
@@ -48,7 +50,10 @@ pub(crate) enum Order {
         owed: Owed,
     },
     Unlock(UnlockOrder),
-    /// The lease is lost or given back. What it holds ends with it at the server, so nothing is owed any more.
+    /// The session is given back: the stream that is open, if there is one, tells the server to close it. Sends `true`
+    /// if the server has ended the lease; otherwise the lease has to be revoked.
+    Close(oneshot::Sender<bool>),
+    /// The lease is lost. What it holds ends with it at the server, so nothing is owed any more.
     End,
 }
 
@@ -96,6 +101,8 @@ pub(crate) struct SessionStream {
     /// Held for callers that are gone, until nothing is owed for them.
     debts: BTreeMap<Ticket, Owed>,
     tenures: BTreeMap<Token, Weak<watch::Sender<Option<Cause>>>>,
+    /// Who waits for the session to be closed.
+    closing: Option<oneshot::Sender<bool>>,
     /// Before the next stream is opened; zero if this one was of use.
     pause: Duration,
 }
@@ -125,8 +132,8 @@ enum Said {
 
 impl SessionStream {
     pub fn new(client: Client, lease: Weak<HeldLease>, id: LeaseId, orders: mpsc::UnboundedReceiver<Order>) -> Self {
-        let (requests, callers, debts, tenures) = Default::default();
-        SessionStream { client, lease, id, orders, requests, callers, debts, tenures, pause: Duration::ZERO }
+        let (requests, callers, debts, tenures, closing) = Default::default();
+        SessionStream { client, lease, id, orders, requests, callers, debts, tenures, closing, pause: Duration::ZERO }
     }
 
     /// Ends with the session.
@@ -138,16 +145,58 @@ impl SessionStream {
         }
         loop {
             let flow = match self.open().await {
-                Ok(mut open) => self.talk(&mut open).await,
+                Ok(mut open) => match self.talk(&mut open).await {
+                    Flow::Over => return self.close(open).await,
+                    flow => flow,
+                },
                 Err(flow) => flow,
             };
             if flow == Flow::Over {
                 return;
             }
             self.step(Input::Broken, Said::Nothing, None);
-            tokio::time::sleep(self.pause).await;
+            if self.rest().await == Flow::Over {
+                return;
+            }
             self.pause = (self.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
         }
+    }
+
+    /// Pauses before the next stream is opened. Orders are taken meanwhile: a session that is closed now is revoked at
+    /// once.
+    async fn rest(&mut self) -> Flow {
+        let mut pause = pin!(tokio::time::sleep(self.pause));
+        loop {
+            tokio::select! {
+                () = &mut pause => return Flow::GoesOn,
+                order = self.orders.recv() => match order.map(|order| self.take(order, None)) {
+                    Some(Flow::Over) | None => return Flow::Over,
+                    Some(Flow::GoesOn | Flow::Reopen) => {}
+                },
+            }
+        }
+    }
+
+    /// Closes the session over its stream, if its user has given it back, and reads the stream to its end.
+    async fn close(mut self, mut open: Open) {
+        let (Some(closing), Some(number)) = (self.closing.take(), self.requests.close()) else { return };
+        let _ = open.requests.send(SessionRequest { number, request: Some(Ask::Close(SessionClose {})) });
+        let mut is_closed = false;
+        let reading = async {
+            loop {
+                match open.replies.message().await {
+                    Ok(Some(told)) => is_closed |= matches!(told.response, Some(Told::Closed(_))),
+                    Ok(None) => return,
+                    Err(status) => {
+                        is_closed |= is_verdict(&status);
+                        return;
+                    }
+                }
+            }
+        };
+        // A server that does not answer in time is left, and so is the stream.
+        let _ = tokio::time::timeout(CLOSE_WITHIN, reading).await;
+        let _ = closing.send(is_closed);
     }
 
     async fn open(&mut self) -> Result<Open, Flow> {
@@ -236,6 +285,10 @@ impl SessionStream {
             Order::Abandon { ticket, owed } => {
                 self.debts.insert(ticket, owed);
                 Input::Abandon { ticket }
+            }
+            Order::Close(closing) => {
+                self.closing = Some(closing);
+                Input::Ended
             }
             Order::End => Input::Ended,
         };

@@ -74,7 +74,11 @@ pub async fn serve(fake: Fake, mut requests: Streaming<SessionRequest>, replies:
                 Ok(released) => tell(Told::Unlocked(SessionUnlocked { released })),
                 Err(status) => tell(refused(status.code(), status.message())),
             },
-            Ask::Close(_) => return,
+            Ask::Close(_) => {
+                fake.end_lease(lease);
+                tell(Told::Closed(SessionClosed {}));
+                break;
+            }
         }
     }
     // A stream that breaks gives no place up.
