@@ -4,6 +4,7 @@
 mod shell;
 mod support;
 
+use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
@@ -116,6 +117,58 @@ async fn without_a_leader_a_wait_ends_when_it_was_to_end() {
         let said = shell::tenure(&[&["--endpoints", &endpoint], verb].concat()).failed(75);
         assert!(said.contains("was not granted within 1") || said.contains("was not free within"), "{said}");
     }
+}
+
+/// How many calls of this rpc a member has begun, by their codes; those under way are `None`.
+fn calls_of(server: &Server, rpc: &str) -> BTreeMap<Option<String>, u64> {
+    let text = server.get("/metrics").expect("every member tells its metrics");
+    let rpc = format!("rpc=\"tenure.v1.LockService/{rpc}\"");
+    let counted = text.lines().filter(|line| line.contains(&rpc)).filter_map(|line| {
+        let (series, value) = line.rsplit_once(' ')?;
+        let code = match series.split_once('{')? {
+            ("tenure_rpc_requests_total", labels) => {
+                Some(labels.split("code=\"").nth(1)?.trim_end_matches("\"}").to_owned())
+            }
+            ("tenure_rpc_in_flight", _) => None,
+            _ => return None,
+        };
+        Some((code, value.parse().unwrap()))
+    });
+    counted.filter(|(_, count)| *count > 0).collect()
+}
+
+#[test]
+fn without_a_leader_nothing_is_asked_once_the_wait_is_over() {
+    let directory = tempfile::tempdir().unwrap();
+    let peers: Vec<String> = (0..3).map(|_| support::own_address()).collect();
+    let cluster = format!("n1={},n2={},n3={}", peers[0], peers[1], peers[2]);
+    let flags = ["--name", "n1", "--peer-listen", &peers[0], "--cluster", &cluster];
+    let server = Server::spawn(directory.path(), support::own_address(), &flags);
+    until("the member listens", || server.get("/metrics").is_some());
+    // The last pause before another attempt may end a wait of a second a little early, so its figure is left open.
+    for (wait, told) in [("1s", ""), ("500ms", "0.5 s")] {
+        for verb in [&["exec", "-w", wait, "a", "--", "echo", "never"][..], &["lock", "-w", wait, "a"]] {
+            // The wait bounds the attempt, however long a single call may take.
+            let said =
+                shell::tenure(&[&["--endpoints", &server.address, "--timeout", "10m"], verb].concat()).failed(75);
+            assert!(said.contains(&format!("was not granted within {told}")), "{verb:?}: {said}");
+        }
+    }
+    assert!(!calls_of(&server, "LeaseGrant").is_empty(), "the lease was asked for");
+    assert_eq!(calls_of(&server, "Describe"), BTreeMap::new(), "nobody can say who holds it");
+}
+
+#[test]
+fn a_session_that_ends_in_order_is_counted_as_ok() {
+    let place = Place::start();
+    place.tenure(&["exec", "a", "--", "true"]).ok();
+    place.reading(&["lock", "a"], "").ok();
+    until("both sessions have ended", || {
+        let calls = calls_of(&place.server, "Session");
+        !calls.contains_key(&None) && calls.values().sum::<u64>() == 2
+    });
+    assert_eq!(calls_of(&place.server, "Session"), BTreeMap::from([(Some("OK".to_owned()), 2)]));
+    assert_eq!(place.json(&["sessions"])["sessions"], serde_json::json!([]), "no lease is left behind");
 }
 
 #[test]

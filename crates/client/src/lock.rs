@@ -63,12 +63,13 @@ pub enum LockError {
 }
 
 fn timeout_text(name: &str, waited: Duration, holder: &str, unanswered: Option<&Error>) -> String {
-    let seconds = waited.as_secs_f64();
+    let waited = match waited.as_millis() {
+        ms @ 0..100 => format!("{ms} ms"),
+        _ => format!("{:.1} s", waited.as_secs_f64()),
+    };
     match unanswered {
-        Some(error) => {
-            format!("{name} was not granted within {seconds:.1} s, because the server did not answer: {error}")
-        }
-        None => format!("{name} was not free within {seconds:.1} s: {holder}; wait longer, or see `tenure why {name}`"),
+        Some(error) => format!("{name} was not granted within {waited}, because the server did not answer: {error}"),
+        None => format!("{name} was not free within {waited}: {holder}; wait longer, or see `tenure why {name}`"),
     }
 }
 
@@ -289,13 +290,26 @@ impl LockRequest {
         }
     }
 
+    /// When an answer on the session's stream is not waited for any more. It may come a little after the wait is over.
+    fn stream_answer_by(&self, started: Instant) -> Instant {
+        self.answer_by(started).max(self.give_up(started).unwrap_or(started) + SLACK)
+    }
+
+    /// How long the caller has waited, without the time that an answer was late.
+    fn waited(&self, started: Instant) -> Duration {
+        match self.patience {
+            Patience::AtMost(time) => started.elapsed().min(time),
+            Patience::Unlimited | Patience::None => started.elapsed(),
+        }
+    }
+
     /// What it means that the server could not be asked: to a caller that waits for some time, that this time is over.
     fn unanswered(&self, error: Error, started: Instant) -> LockError {
         let is_silence = matches!(error, Error::NoLeader { .. } | Error::Timeout { .. } | Error::Lost { .. });
         match self.patience {
             Patience::AtMost(_) if is_silence => LockError::Timeout {
                 name: self.names[0].clone(),
-                waited: started.elapsed(),
+                waited: self.waited(started),
                 holder: String::new(),
                 since: None,
                 waiting: 0,
@@ -326,13 +340,11 @@ impl LockRequest {
         request: &proto::SessionLock,
         started: Instant,
     ) -> Result<Result<Granted, Refused>, LockError> {
-        let give_up = self.give_up(started);
-        let answered = session.ask_for(ticket, request.clone(), give_up);
+        let answered = session.ask_for(ticket, request.clone(), self.give_up(started));
         let answer = match self.patience {
             Patience::Unlimited => answered.await,
             Patience::AtMost(_) | Patience::None => {
-                let answer_by = self.answer_by(started).max(give_up.unwrap_or(started) + SLACK);
-                match tokio::time::timeout_at(answer_by, answered).await {
+                match tokio::time::timeout_at(self.stream_answer_by(started), answered).await {
                     Ok(answer) => answer,
                     Err(_) => return Err(self.unanswered(silence(session, started), started)),
                 }
@@ -356,7 +368,9 @@ impl LockRequest {
             }
             // Time is up; who is in the way has to be asked for.
             Code::DeadlineExceeded => {
-                let described = self.client.describe_lock(self.names[0].clone()).await.ok();
+                let describing = self.client.describe_lock(self.names[0].clone());
+                let described = tokio::time::timeout_at(self.stream_answer_by(started), describing).await;
+                let described = described.ok().and_then(Result::ok);
                 // What was given up just now may still be there, on its way out.
                 let is_other = |waiter: &&Waiter| waiter.entry.lease.id != session.lease();
                 let waiting =
@@ -377,7 +391,7 @@ impl LockRequest {
         let name = self.names[0].clone();
         match self.patience {
             Patience::None => LockError::Busy { name, holder, since, waiting },
-            _ => LockError::Timeout { name, waited: started.elapsed(), holder, since, waiting, unanswered: None },
+            _ => LockError::Timeout { name, waited: self.waited(started), holder, since, waiting, unanswered: None },
         }
     }
 
@@ -452,6 +466,9 @@ mod tests {
         let text = busy.to_string();
         assert!(text.starts_with("a is busy: ci-7 has held it for 38 s, and 2 wait"), "{text}");
         assert!(text.contains("tenure why a"), "{text}");
+        let timeout = |ms| timeout_text("a", Duration::from_millis(ms), "ci-7 has held it", None);
+        assert!(timeout(500).starts_with("a was not free within 0.5 s: ci-7"), "{}", timeout(500));
+        assert!(timeout(50).starts_with("a was not free within 50 ms: ci-7"), "{}", timeout(50));
         let deadlock = LockError::Deadlock { name: "a".into(), cycle: "x waits for y".into() };
         assert!(deadlock.to_string().contains("x waits for y"), "{deadlock}");
     }

@@ -20,6 +20,10 @@ const SHORTEST_TTL: Duration = Duration::from_millis(500);
 /// Who waits longer than this wants to know for whom.
 const TELL_AFTER: Duration = Duration::from_millis(500);
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
+/// How long the queue may take to say why a lock was refused. Without that, the refusal itself says enough.
+const EXPLAIN_WITHIN: Duration = Duration::from_secs(2);
+/// The client gives a cluster at least this long to answer at all, however short the wait is.
+const SHORTEST_ANSWER: Duration = Duration::from_secs(1);
 /// How much longer than the wait that was asked for an answer may take.
 const ANSWER_SLACK: Duration = Duration::from_millis(500);
 /// Between two attempts without a leader.
@@ -101,9 +105,13 @@ impl Asking {
     }
 
     /// The error, and what the queue tells about it: that the slots differ, or that the caller would wait for itself.
+    /// A cluster that did not answer the request is not asked about the queue either: the wait is over.
     pub async fn explain(&self, client: &Client, error: NotAcquired) -> anyhow::Error {
         let NotAcquired::Lock(refusal) = &error else { return error.into() };
-        let described = tokio::time::timeout(LOOK_AGAIN, client.describe_lock(&self.name)).await;
+        if error.is_unanswered() {
+            return error.into();
+        }
+        let described = tokio::time::timeout(EXPLAIN_WITHIN, client.describe_lock(&self.name)).await;
         let Some(lock) = described.ok().and_then(Result::ok) else { return error.into() };
         let owner = self.owner.as_deref().unwrap_or_default();
         let is_own = |holder: &Holder| !owner.is_empty() && holder.owner == owner;
@@ -145,7 +153,10 @@ pub enum NotAcquired {
 impl NotAcquired {
     /// Whether the cluster may be unable to take back what was given up, so that waiting for it is of no use.
     pub fn is_unanswered(&self) -> bool {
-        matches!(self, NotAcquired::Unanswered { .. })
+        match self {
+            NotAcquired::Lock(error) => matches!(error, LockError::Timeout { unanswered: Some(_), .. }),
+            NotAcquired::Unanswered { .. } => true,
+        }
     }
 
     /// Whether the exit code is that of a busy lock: trying again later may help.
@@ -182,7 +193,7 @@ where
             }
         }
     };
-    match tokio::time::timeout(waited + ANSWER_SLACK, asking).await {
+    match tokio::time::timeout(waited.max(SHORTEST_ANSWER) + ANSWER_SLACK, asking).await {
         Ok(answer) => Ok(answer?),
         Err(_) => Err(NotAcquired::Unanswered { name: name.to_owned(), waited, reason }),
     }
@@ -313,6 +324,19 @@ mod tests {
         }
         assert_eq!(short(Duration::from_secs(90_000)), "1d1h");
         assert_eq!(age(None, Some(SystemTime::now())), None);
+    }
+
+    #[test]
+    fn a_wait_that_ends_without_an_answer_is_told_from_one_behind_a_holder() {
+        let timeout = |unanswered| {
+            let (name, holder, waited) = ("a".to_owned(), String::new(), Duration::from_millis(500));
+            NotAcquired::from(LockError::Timeout { name, waited, holder, since: None, waiting: 0, unanswered })
+        };
+        let no_leader = Error::NoLeader { endpoint: "a:1".to_owned(), unknown: false };
+        let (unanswered, busy) = (timeout(Some(Box::new(no_leader))), timeout(None));
+        assert!(unanswered.is_busy() && unanswered.is_unanswered());
+        assert!(busy.is_busy() && !busy.is_unanswered());
+        assert!(unanswered.to_string().contains("within 0.5 s"), "{unanswered}");
     }
 
     #[test]
