@@ -120,6 +120,11 @@ impl Leases {
         self.leases.len() - self.ending.len()
     }
 
+    /// Whether a lease has ended and still has keys. Asked after every command, so it does not begin an iteration.
+    pub fn has_ending(&self) -> bool {
+        !self.ending.is_empty()
+    }
+
     /// Those that have ended and still have keys.
     pub fn ending(&self) -> impl Iterator<Item = LeaseId> + '_ {
         self.ending.iter().copied()

@@ -136,7 +136,7 @@ impl View {
 
     /// Whether an earlier command has left work to [`crate::Command::Continue`].
     pub fn has_unfinished(&self) -> bool {
-        self.locks.has_due() || self.ending_leases().next().is_some()
+        self.locks.has_due() || self.leases.has_ending()
     }
 
     /// Leases that have ended and still have keys, in the order of their ids: [`crate::Command::Continue`] deletes them.
