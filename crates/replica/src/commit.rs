@@ -123,7 +123,7 @@ impl Replica {
         match &envelope.command {
             Command::LeaseGrant(grant) => drop(self.granting.remove(&grant.lease)),
             Command::Alarm(_) => self.alarm_asked = false,
-            Command::CompareStates => self.take_view_to_compare(),
+            Command::CompareStates if envelope.origin.is_none() => self.take_view_to_compare(),
             Command::Compact { .. } => self.compact_asked = false,
             Command::RaiseLevel { .. } => self.levels.raised(),
             #[cfg(feature = "planted")]

@@ -75,6 +75,11 @@ impl Comparison {
         (self.due_ms, self.open) = (None, None);
     }
 
+    /// The command did not get into the log.
+    pub(crate) fn give_up(&mut self) {
+        self.open = None;
+    }
+
     pub(crate) fn take_calls(&mut self, is_taken: impl Fn(CallId) -> bool) -> Vec<CallId> {
         let reseed = self.reseed.as_mut();
         reseed.and_then(|reseed| reseed.call.take_if(|call| is_taken(*call))).into_iter().collect()
@@ -113,7 +118,8 @@ impl Replica {
     pub(crate) fn take_view_to_compare(&mut self) {
         let index = self.machine.applied_index();
         if let Some(open) = &mut self.compares.open {
-            open.index = Some(index);
+            // Hashes of the first index may be here already, and say nothing of another one.
+            open.index.get_or_insert(index);
         }
         self.outputs.push(Output::HashState { index, view: Box::new(self.machine.view()) });
     }

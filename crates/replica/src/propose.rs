@@ -62,6 +62,8 @@ impl Replica {
             }
             // If it waited, the next leader could be given it beside its own.
             (Err(_), None) if envelope.command == Command::Continue => self.continue_asked = false,
+            // If it waited, it could be forwarded to the next leader and come between its comparison and the answers.
+            (Err(_), None) if envelope.command == Command::CompareStates => self.compares.give_up(),
             (Err(_), _) => self.unsent.push(Unsent { since_ms, command: envelope.command, waits }),
         }
     }

@@ -55,6 +55,21 @@ fn equal_states_raise_no_alarm() {
     assert!([1, 2, 3].iter().all(|member| corrupt_members(&cluster, *member).is_empty()));
 }
 
+/// A leader that could not append its comparison kept it, and forwarded it to the next leader, where it was taken for
+/// the next leader's own: hashes of two indexes were compared.
+#[test]
+fn a_comparison_that_was_forwarded_is_not_taken_for_the_leaders_own() {
+    let mut cluster = Cluster::new(1, config());
+    let leader = cluster.wait_for_leader();
+    let follower = if leader == 1 { 2 } else { 1 };
+    for _ in 0..1_000 {
+        cluster.put(leader);
+        cluster.propose(follower, Asked::Other, Command::CompareStates);
+        cluster.run(3);
+        assert!([1, 2, 3].iter().all(|member| corrupt_members(&cluster, *member).is_empty()));
+    }
+}
+
 #[test]
 fn a_member_that_differs_is_named_and_serves_nothing_until_it_is_reseeded() {
     for seed in 2..6 {
